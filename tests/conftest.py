@@ -1,0 +1,17 @@
+import pytest
+import torch
+
+# One thread a process: the tests run side by side, and two-thread operations on tiny tensors only get in each other's way.
+torch.set_num_threads(1)
+
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
