@@ -1,0 +1,174 @@
+"""The polar factor W(WᵀW)^(-1/2) itself: FIRE's equation 5, the nearest matrix with orthonormal columns.
+
+Everything runs in float64, because precision is needed first, not last: an iterate rounded early converges to an
+orthogonal matrix, but to the wrong one. Routes, by what was fastest where (docs/performance.md):
+
+    CPU                 eigendecomposition of the n x n Gram matrix, then one product
+    CUDA, n < 2048      minimax quintics: products only, so that many small matrices run as one batch
+    CUDA, n >= 2048     weighted Halley steps: three Cholesky factorisations replace a dozen products
+    float64 input       SVD: squaring the condition number costs digits that float64 output would show
+
+Tall matrices are iterated on the Gram side, where a step costs n³ instead of m·n². Each route says which matrices it
+cannot vouch for; those, and only those, are done again by SVD, which also applies the rank policy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .products import gram, symmetric_product
+from .schedules import Triple, halley_weights, minimax_quintics
+
+# sigma_min/sigma_max below which a Gram matrix in float64 no longer resolves the smallest direction to 1e-7.
+_GRAM_FLOOR = 1e-11
+_TALL = 1.5
+_HALLEY_FROM = 2048
+# Every iteration ends with the quintic Taylor step, whose error is 5/16·d³ with d = 1 - sigma²: from |1 - sigma| <= 2e-3 it
+# lands within 2e-8. The steps before it must have come this close.
+_CLOSE = 2e-3
+
+
+def _quintic_steps() -> tuple[Triple, ...]:
+    return minimax_quintics(lowest=1e-6, tolerance=_CLOSE, cushion=0.024, margin=1e-9)
+
+
+def _halley_steps() -> tuple[tuple[Triple, ...], float]:
+    return halley_weights(lowest=1e-7, steps=3)
+
+
+def exact_factor(x: Tensor, gram_of_x: Tensor, padding: Tensor | int = 0) -> tuple[Tensor, Tensor]:
+    """The polar factor of float64 x (batch, m, n), m >= n, and which of the batch to redo by SVD. Consumes both.
+
+    padding: how many columns of each matrix are only there to fill the batch; they are zero and stay so.
+    """
+    if x.device.type != "cuda":
+        return _by_eigenvectors(x, gram_of_x)
+    scale = _power_of_two_bound(gram_of_x)
+    x = x.div_(scale)
+    r = gram_of_x.div_(scale.square())
+    halley = x.shape[-1] >= _HALLEY_FROM
+    if x.shape[-2] >= _TALL * x.shape[-1]:
+        factor, fourth_powers = _halley_on_gram(x, r) if halley else _quintics_on_gram(x, r)
+    else:
+        factor, fourth_powers = _halley(x, r) if halley else _quintics(x, r)
+    # One direction left behind stands out of the sum of d⁴ over n small ones; padding has d = 1 exactly. Written as
+    # "not <=" so that a NaN, from a factorisation that broke down, counts as left behind.
+    return factor, ~(fourth_powers - padding <= x.shape[-1] * (2.5 * _CLOSE) ** 4)
+
+
+def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, Tensor]:
+    """The polar factor by SVD and how many directions of each matrix are null (sigma <= tolerance·sigma_max).
+
+    rank="partial" keeps W's null space (the canonical factor, U_r V_rᵀ); "complete" fills it with orthonormal
+    directions, all of which are equally near to W.
+    """
+    tall = x.shape[-2] >= _TALL * x.shape[-1]
+    basis, x = torch.linalg.qr(x) if tall else (None, x)
+    u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
+    live = sigma > tolerance * sigma[..., :1]
+    if rank == "partial":
+        u = u * live.unsqueeze(-2)
+    factor = u @ vh
+    return (factor if basis is None else basis @ factor), (~live).sum(-1)
+
+
+def _by_eigenvectors(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(g)
+    redo = values[:, 0] < _GRAM_FLOOR * values[:, -1]
+    vectors.mul_(values.clamp_min(torch.finfo(values.dtype).tiny).pow(-0.25).unsqueeze(-2))
+    inverse_root = gram(vectors.mT.contiguous(), out=g)
+    return torch.bmm(x, inverse_root), redo
+
+
+def _power_of_two_bound(g: Tensor) -> Tensor:
+    """An upper bound of sigma_max from the Gram matrix, (batch, 1, 1), rounded up so that dividing by it is exact."""
+    frobenius = torch.linalg.vector_norm(g, dim=(-2, -1))
+    row_sum = torch.linalg.vector_norm(g, 1, dim=-1).amax(-1)
+    bound = torch.minimum(frobenius, row_sum).sqrt()
+    bound = torch.where(bound > 0, bound, 1)
+    # The tiny factor covers the rounding of the sums themselves.
+    return torch.exp2(torch.log2(bound * (1 + 1e-12)).ceil())[:, None, None]
+
+
+def _quintics(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    spare = torch.empty_like(x)
+    square = torch.empty_like(r)
+    for a, b, c in _quintic_steps():
+        symmetric_product(r, r, r, beta=b, alpha=c, out=square)
+        x, spare = torch.baddbmm(x, x, square, beta=a, out=spare), x
+        gram(x, out=r)
+    z, fourth_powers = _taylor(r)
+    return torch.baddbmm(x, x, z, out=spare), fourth_powers
+
+
+def _quintics_on_gram(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    root: Tensor | None = None
+    for a, b, c in _quintic_steps():
+        s = symmetric_product(r, r, r, beta=b, alpha=c)  # the step multiplies x by a·I + S
+        t = symmetric_product(r, s, r, beta=a)
+        r = symmetric_product(t, s, t, beta=a, out=r)
+        if root is None:
+            root = s
+            root.diagonal(dim1=-2, dim2=-1).add_(a)
+        else:
+            root = symmetric_product(root, s, root, beta=a, out=t)
+    return _finish_on_gram(x, r, root)
+
+
+def _halley(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    weights, low = _halley_steps()
+    for index, (a, b, c) in enumerate(weights):
+        if index:
+            gram(x, out=r)
+        r.mul_(c).diagonal(dim1=-2, dim2=-1).add_(1)
+        factor = torch.linalg.cholesky_ex(r, out=(r, r.new_empty(r.shape[0], dtype=torch.int32)))[0]
+        solved = torch.linalg.solve_triangular(factor.mT, x, upper=True, left=False)
+        solved = torch.linalg.solve_triangular(factor, solved, upper=False, left=False)
+        x = solved.mul_(a - b / c).add_(x, alpha=b / c)
+    x.mul_(2 / (1 + low))  # [low, 1] becomes an interval around 1, which halves what is left for the last step
+    z, fourth_powers = _taylor(gram(x, out=r))
+    return torch.baddbmm(x, x, z), fourth_powers
+
+
+def _halley_on_gram(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """With P = (I + cR)^-1 a step is X(b/c·I + e·P), e = a - b/c; and RP = (I - P)/c gives the new R with one product."""
+    weights, low = _halley_steps()
+    root: Tensor | None = None
+    for a, b, c in weights:
+        p = r * c
+        p.diagonal(dim1=-2, dim2=-1).add_(1)
+        p = _spd_inverse(p)
+        base, e = b / c, a - b / c
+        r = symmetric_product(p, p, r, beta=base * base, alpha=-e * e / c)
+        r.add_(p, alpha=(e * e - 2 * base * e) / c).diagonal(dim1=-2, dim2=-1).add_(2 * base * e / c)
+        p.mul_(e)
+        if root is None:
+            root = p
+            root.diagonal(dim1=-2, dim2=-1).add_(base)
+        else:
+            root = symmetric_product(root, p, root, beta=base)
+    centre = 2 / (1 + low)
+    return _finish_on_gram(x.mul_(centre), r.mul_(centre**2), root)
+
+
+def _spd_inverse(matrix: Tensor) -> Tensor:
+    factor = torch.linalg.cholesky_ex(matrix)[0]
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
+    return gram(torch.linalg.solve_triangular(factor, eye, upper=False))
+
+
+def _finish_on_gram(x: Tensor, r: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor]:
+    assert root is not None  # the schedules are not empty
+    z, fourth_powers = _taylor(r)
+    root = symmetric_product(root, z, root, beta=1.0)
+    return torch.bmm(x, root), fourth_powers
+
+
+def _taylor(r: Tensor) -> tuple[Tensor, Tensor]:
+    """Z with I + Z ≈ R^(-1/2) for R near I (consumed), and the sum over directions of d⁴, d = 1 - sigma²."""
+    d = r.neg_()
+    d.diagonal(dim1=-2, dim2=-1).add_(1)
+    square = torch.bmm(d, d)
+    fourth_powers = torch.linalg.vector_norm(square, dim=(-2, -1)).square()
+    return d.mul_(0.5).add_(square, alpha=0.375), fourth_powers

@@ -1,0 +1,57 @@
+"""How far a matrix is from an isometry, and how far a weight was moved.
+
+The two quantities FIRE trades against each other (Han et al., ICLR 2026, equations 1 and 2):
+
+    DfI(W)      = ‖WᵀW - I‖²_F        plasticity: 0 for orthonormal columns
+    SFE(W, W~)  = ‖W - W~‖²_F         stability: 0 for no change
+
+All functions are differentiable and batched over leading axes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def deviation_from_isometry(matrix: Tensor) -> Tensor:
+    """DfI, literally ‖MᵀM - I‖²_F: 0 exactly when the columns are orthonormal.
+
+    The paper writes weights as (in, out), so its theorems hold for `weight.T` of a PyTorch layer. For the figure that a
+    report shows of a layer (smaller side, the layer's scale taken out) see `replastic.measures.layer_deviation`.
+
+    >>> deviation_from_isometry(2 * torch.eye(3))
+    tensor(27.)
+    """
+    gram = matrix.mT @ matrix
+    return (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).square().sum((-2, -1))
+
+
+def smaller_side_deviation(matrix: Tensor) -> Tensor:
+    """DfI of the matrix or of its transpose, whichever has fewer columns.
+
+    A wide matrix cannot have orthonormal columns, but it can have orthonormal rows: this is 0 for both kinds of isometry.
+
+    >>> wide = torch.eye(2, 5)
+    >>> deviation_from_isometry(wide), smaller_side_deviation(wide)
+    (tensor(3.), tensor(0.))
+    """
+    return deviation_from_isometry(matrix.mT if matrix.shape[-1] > matrix.shape[-2] else matrix)
+
+
+def squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
+    """SFE, ‖before - after‖²_F over the last two axes.
+
+    >>> squared_frobenius_error(torch.eye(2), torch.zeros(2, 2))
+    tensor(2.)
+    """
+    return (before - after).square().sum((-2, -1))
+
+
+def normalised_squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
+    """SFE / ‖before‖²_F: the moved share of the weight, comparable between layers of different size.
+
+    >>> normalised_squared_frobenius_error(3 * torch.eye(2), torch.zeros(2, 2))
+    tensor(1.)
+    """
+    return squared_frobenius_error(before, after) / before.square().sum((-2, -1))

@@ -1,0 +1,90 @@
+"""The published projection: k Newton-Schulz steps from W/‖W‖_F (Han et al., ICLR 2026, algorithm 1).
+
+    X_0 = W/‖W‖_F,    X_{k+1} = a·X + b·X(XᵀX) + c·X(XᵀX)²
+
+With the paper's ten cubic steps this is *not* the polar factor at the widths of real networks: a step grows a small
+singular value by a factor of 1.5 only, and they start near 2/√n. It is kept as published; "exact" is another operation.
+
+Several steps can be taken on the n x n side. With R = XᵀX every step multiplies X by a polynomial in R, so s of them are
+X·Q(R), and for a tall X the products with R are the cheap ones. In float32 that recurrence loses small eigenvalues if it
+runs for long, so it restarts from a fresh Gram matrix after a block of steps, and Q is carried as q·I + D: the identity
+part never passes through a rounded product, which is what keeps small singular values accurate to the last digits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .products import gram, symmetric_product, uses_tf32
+
+Coefficients = tuple[float, float, float]
+
+COEFFICIENTS: dict[str, Coefficients] = {
+    "cubic": (1.5, -0.5, 0.0),  # algorithm 1 and the authors' code: the default
+    "quintic": (2.0, -1.5, 0.5),  # appendix B.3, which contradicts algorithm 1; only quadratically convergent
+    "muon": (3.4445, -4.7750, 2.0315),  # Jordan et al.: fast, but singular values keep oscillating in 0.68..1.14
+}
+
+# Above this ratio of the sides, steps on the small side are cheaper than steps on the matrix itself.
+_TALL = 1.5
+
+
+def frobenius_normalised(w: Tensor) -> tuple[Tensor, Tensor]:
+    """W/‖W‖_F and ‖W‖_F for a batch (batch, m, n); a zero matrix stays zero.
+
+    Scaled by the largest entry first, so that 1e-30 does not underflow when squared, and summed in float64: torch's own
+    float32 norm is off by 6e-4 for 4096 x 4096 on the CPU.
+    """
+    largest = torch.linalg.vector_norm(w, float("inf"), dim=(-2, -1), keepdim=True)
+    largest = torch.where(largest > 0, largest, 1)
+    x = w / largest
+    norm = x.square().sum((-2, -1), keepdim=True, dtype=torch.float64).sqrt()
+    x.div_(torch.where(norm > 0, norm, 1).to(w.dtype))
+    return x, (norm * largest.double())[:, 0, 0]
+
+
+def newton_schulz(x: Tensor, gram_of_x: Tensor, steps: int, coefficients: Coefficients) -> Tensor:
+    """`steps` Newton-Schulz steps on x (batch, m, n), m >= n; both arguments are consumed."""
+    tall = x.shape[-2] >= _TALL * x.shape[-1]
+    length = _block_length(x, coefficients) if tall else 1
+    spare = torch.empty_like(x)
+    r, left = gram_of_x, steps
+    while left:
+        block = min(length, left)
+        left -= block
+        product, alpha, identity = _polynomial(r, block, coefficients)
+        x, spare = torch.baddbmm(x, x, product, beta=identity, alpha=alpha, out=spare), x
+        if left:
+            r = gram(x, out=r)
+    return x
+
+
+def _block_length(x: Tensor, coefficients: Coefficients) -> int:
+    """How many steps one Gram matrix serves. Its rounding errors grow by a² a step: five steps of the cubic cost 5e-7
+    in float32, and TF32, which starts with 11 bits, is kept at three steps (3e-4)."""
+    if coefficients[0] > 1.5:
+        return 2
+    return 3 if uses_tf32(x) else 5
+
+
+def _polynomial(r: Tensor, steps: int, coefficients: Coefficients) -> tuple[Tensor, float, float]:
+    """(D, alpha, q) with X·(q·I + alpha·D) = `steps` steps applied to X, where r = XᵀX (consumed)."""
+    a, b, c = coefficients
+    s, alpha = _step(r, b, c)
+    if steps == 1:
+        return s, alpha, a
+    d, identity = s * alpha, a
+    for _ in range(steps - 1):
+        t = symmetric_product(r, s, r, beta=a, alpha=alpha)
+        r = symmetric_product(t, s, t, beta=a, alpha=alpha)
+        s, alpha = _step(r, b, c)
+        # (q·I + D)(a·I + S) = qa·I + (a·D + q·S + D·S)
+        d = symmetric_product(d, s, d.mul(a).add_(s, alpha=identity * alpha), beta=1.0, alpha=alpha)
+        identity *= a
+    return d, 1.0, identity
+
+
+def _step(r: Tensor, b: float, c: float) -> tuple[Tensor, float]:
+    """S and alpha with alpha·S = b·R + c·R², the part of one step beside the identity."""
+    return (r, b) if c == 0 else (symmetric_product(r, r, r, beta=b, alpha=c), 1.0)
