@@ -1,0 +1,94 @@
+"""Surgery on optimiser state: whoever resets weights clears exactly those entries, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+# State that starts at zero and has one entry for each weight, in torch's optimisers and most others.
+_ZERO_AT_START = {
+    "momentum_buffer",  # SGD, Muon, RMSprop
+    "exp_avg",  # Adam and its kin
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "exp_inf",  # Adamax
+    "square_avg",  # RMSprop, Adadelta
+    "acc_delta",
+    "grad_avg",
+    "sum",  # Adagrad, unless it was given an initial accumulator
+}
+
+
+@torch.no_grad()
+def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None:
+    """Forget what the optimiser remembers of `param`, or of the entries `param[index]`, in place.
+
+    Momenta and second moments go to zero, and with index=None the step count too: the parameter then trains on as if the
+    optimiser had never seen it. With an index the step count stays, because a tensor's entries share it: Adam's bias
+    correction is then spent, and the first update of a cleared entry is up to (1-b1)/sqrt(1-b2) ≈ 3.2 learning rates.
+    Tensors keep their storage, so captured CUDA graphs and fused kernels stay valid. A parameter that has not been
+    stepped has no state, and nothing happens.
+
+    index: anything that indexes `param`: a row, a slice, a tensor of indices, a mask of its shape.
+
+    >>> weight = torch.nn.Parameter(torch.ones(3, 2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    >>> weight.sum().backward(); optimizer.step()
+    >>> clear_state_(optimizer, weight, index=1)
+    >>> optimizer.state[weight]["momentum_buffer"]
+    tensor([[1., 1.],
+            [0., 0.],
+            [1., 1.]])
+    """
+    check_clearable(optimizer, param, index)
+    group = _group_of(optimizer, param)
+    state = optimizer.state.get(param, {})
+    for key, value in state.items():
+        if value is None:
+            continue
+        if key == "step":
+            if index is None:
+                state[key] = value.zero_() if isinstance(value, Tensor) else 0
+        elif index is not None:
+            value[index] = 0
+        elif key == "momentum_buffer" and group.get("dampening"):
+            # SGD copies the first gradient undamped, and tells the first by there being no buffer.
+            state[key] = None
+        else:
+            value.zero_()
+
+
+def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> None:
+    """Raise unless `clear_state_` with these arguments will succeed; changes nothing."""
+    _group_of(optimizer, param)
+    for key, value in optimizer.state.get(param, {}).items():
+        if key == "step" or value is None:
+            continue
+        starts_elsewhere = key == "sum" and optimizer.defaults.get("initial_accumulator_value")
+        if key not in _ZERO_AT_START or starts_elsewhere:
+            raise TypeError(
+                f"{type(optimizer).__name__} keeps {key!r}, and how that starts is not known: build the optimiser anew "
+                f"instead, or del optimizer.state[param] if it makes state when it is missing"
+            )
+        if index is not None and not _is_plain(value):
+            raise TypeError(
+                f"{type(optimizer).__name__}'s {key!r} is a {type(value).__name__}, of which parts cannot be cleared: "
+                "clear the whole parameter with index=None"
+            )
+
+
+def _is_plain(value: Tensor) -> bool:
+    return type(value) in (Tensor, torch.nn.Parameter)
+
+
+def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
+    for group in optimizer.param_groups:
+        if any(held is param for held in group["params"]):
+            return group
+    raise ValueError(
+        f"the optimiser does not hold this parameter of shape {tuple(param.shape)}: pass the optimiser that trains it, "
+        "or optimizer=None"
+    )
