@@ -1,0 +1,4 @@
+"""One paper, one file."""
+
+from .fire import FireReport as FireReport
+from .fire import fire_ as fire_
