@@ -1,4 +1,4 @@
-"""How each kind of layer stores its matrices: the table that `replastic.weights` reads.
+"""How each kind of layer stores its matrices: the table that `replastic.inventory` reads.
 
 What is done with each, and why it is right:
 
@@ -49,23 +49,27 @@ class UnknownLayout(ValueError):
     """A fused projection whose parts cannot be told apart from what the model says."""
 
 
-_ATTENTION = ("query", "key", "value")
+ATTENTION = ("query", "key", "value")
+_GATED = ("gate", "up")
 
 # Linear layers that hold several maps, by the name they have in their module: the parts, in the order of their rows.
 FUSED: dict[str, tuple[str, ...]] = {
-    "qkv": _ATTENTION,  # timm, many ViTs
-    "to_qkv": _ATTENTION,  # vit-pytorch
-    "qkv_proj": _ATTENTION,  # Phi-3
-    "Wqkv": _ATTENTION,  # MPT, ModernBERT
-    "W_pack": _ATTENTION,  # Baichuan
-    "c_attn": _ATTENTION,  # GPT-2, nanoGPT, Qwen
-    "query_key_value": _ATTENTION,  # GPT-NeoX, BLOOM: interleaved by head
+    "qkv": ATTENTION,  # timm, many ViTs
+    "to_qkv": ATTENTION,  # vit-pytorch
+    "qkv_proj": ATTENTION,  # Phi-3
+    "Wqkv": ATTENTION,  # MPT, ModernBERT
+    "W_pack": ATTENTION,  # Baichuan
+    "c_attn": ATTENTION,  # GPT-2, nanoGPT, Qwen
+    "query_key_value": ATTENTION,  # GPT-NeoX, BLOOM: interleaved by head
     "kv": ("key", "value"),
     "to_kv": ("key", "value"),
     "kv_proj": ("key", "value"),
-    "gate_up_proj": ("gate", "up"),  # Phi-3
-    "w12": ("gate", "up"),  # DINOv2
+    "gate_up_proj": _GATED,  # Phi-3
+    "w12": _GATED,  # DINOv2
 }
+
+# Modules that store a fused projection by head, in an order of their own: left alone, and said so.
+_INTERLEAVED = ("BigCode", "MiniMaxLightning")
 
 _ROLES: dict[str, str] = {
     **dict.fromkeys(("q", "to_q", "q_proj", "query", "wq", "q_lin", "q_attn", "q_proj_weight"), "query"),
@@ -91,7 +95,7 @@ def layouts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> list[
     if isinstance(layer, rnn.RNNBase):
         return [(name, _gates(name, _GATES[layer.mode])) for name in layer._flat_weights_names if "weight" in name]
     if isinstance(layer, rnn.RNNCellBase):
-        gates = layer.weight_ih.shape[0] // layer.hidden_size
+        gates = 4 if isinstance(layer, nn.LSTMCell) else 3 if isinstance(layer, nn.GRUCell) else 1
         return [(name, _gates(name, gates)) for name in ("weight_ih", "weight_hh")]
     if isinstance(layer, nn.Bilinear):
         return [("weight", Layout("bilinear", in_axes=2))]
@@ -118,7 +122,7 @@ def _multihead(layer: nn.MultiheadAttention) -> list[tuple[str, Layout]]:
         names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
         return [(name, Layout("linear", part=_ROLES[name])) for name in names]
     parts = _rows(lambda weight: weight, [layer.embed_dim] * 3)
-    return [("in_proj_weight", Layout("linear", view, part=role)) for view, role in zip(parts, _ATTENTION, strict=True)]
+    return [("in_proj_weight", Layout("linear", view, part=role)) for view, role in zip(parts, ATTENTION, strict=True)]
 
 
 def _gates(name: str, gates: int) -> Layout:
@@ -175,21 +179,24 @@ def _linear(layer: nn.Module, last_name: str, parent: nn.Module | None, orient: 
 def _parts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> tuple[tuple[str, ...], list[int]] | None:
     """Names and row counts of the maps that a layer holds; None for a layer that holds one."""
     names = FUSED.get(last_name)
-    if names is None or is_lazy(getattr(layer, "weight", None)):
+    if names is None or is_lazy(layer._parameters.get("weight")):
         return None
     out, into = _out_and_in(layer)
-    if last_name == "c_attn" and out == 2 * into:  # GPT-2's cross-attention
+    if getattr(parent, "head_first", False) or any(name in type(parent).__name__ for name in _INTERLEAVED):
+        raise UnknownLayout(f"fused projection of {type(parent).__name__}, which orders its rows by head")
+    if last_name == "c_attn" and getattr(parent, "is_cross_attention", False):  # GPT-2: the queries are apart
         names = ("key", "value")
-    elif last_name == "c_attn" and out != 3 * into:
-        raise UnknownLayout(f"fused {out} x {into} projection that is not three equal parts")
     heads, kv_heads = _heads(parent)
-    if names == _ATTENTION and heads and kv_heads and heads != kv_heads:
+    if names == ATTENTION and heads and kv_heads and heads != kv_heads:
         each, rest = divmod(out, heads + 2 * kv_heads)
         if rest:
             raise UnknownLayout(f"fused projection with {out} rows for {heads} query and {kv_heads} key heads")
         return names, [heads * each, kv_heads * each, kv_heads * each]
-    if out % len(names):
-        raise UnknownLayout(f"fused projection with {out} rows, which is no multiple of {len(names)}")
+    # Equal parts need a reason: the width of the input or of the heads. Being a multiple of three is none.
+    width = (heads or 0) * (_number(parent, "head_dim", "dim_head") or 0)
+    always = names == _GATED or last_name in ("to_qkv", "to_kv")
+    if out % len(names) or not (always or out // len(names) in (into, width)):
+        raise UnknownLayout(f"fused {out} x {into} projection that is not {len(names)} equal parts")
     return names, [out // len(names)] * len(names)
 
 
@@ -202,7 +209,7 @@ def _interleaved(layer: nn.Module, parent: nn.Module | None) -> list[Layout]:
         raise UnknownLayout(f"query_key_value of {type(parent).__name__}, whose order of rows is not known")
     return [
         Layout("linear", lambda w, at=at: w.unflatten(0, (heads, 3, -1))[:, at], out_axes=2, part=part)
-        for at, part in enumerate(_ATTENTION)
+        for at, part in enumerate(ATTENTION)
     ]
 
 
@@ -219,20 +226,19 @@ def _out_and_in(layer: nn.Module) -> tuple[int, int]:
         return layer.out_features, layer.in_features
     if isinstance(layer, conv._ConvNd):
         return layer.out_channels, layer.in_channels
-    into, out = cast(Tensor, layer.weight).shape  # Conv1D
-    return out, into
+    return cast(int, layer.nf), cast(int, layer.nx)  # Conv1D
 
 
 def _heads(parent: nn.Module | None) -> tuple[int | None, int | None]:
     """How many query heads and key/value heads the attention module, or its config, says it has."""
+    heads = _number(parent, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+    return heads, _number(parent, "num_key_value_heads", "num_kv_heads", "kv_n_heads", "n_kv_heads")
 
-    def first(*names: str) -> int | None:
-        for source in (parent, getattr(parent, "config", None)):
-            for name in names:
-                value = getattr(source, name, None)
-                if isinstance(value, int) and not isinstance(value, bool):
-                    return value
-        return None
 
-    heads = first("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
-    return heads, first("num_key_value_heads", "num_kv_heads", "kv_n_heads", "n_kv_heads")
+def _number(parent: nn.Module | None, *names: str) -> int | None:
+    for source in (parent, getattr(parent, "config", None)):
+        for name in names:
+            value = getattr(source, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None

@@ -19,7 +19,12 @@ _ZERO_AT_START = {
     "acc_delta",
     "grad_avg",
     "sum",  # Adagrad, unless it was given an initial accumulator
+    "row_var",  # Adafactor
+    "col_var",
+    "variance",
 }
+# State of the parameter as a whole, and what it starts from.
+_COUNTERS = {"step": 0, "mu_product": 1}  # mu_product: NAdam
 
 
 @torch.no_grad()
@@ -29,8 +34,9 @@ def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None
     Momenta and second moments go to zero, and with index=None the step count too: the parameter then trains on as if the
     optimiser had never seen it. With an index the step count stays, because a tensor's entries share it: Adam's bias
     correction is then spent, and the first update of a cleared entry is up to (1-b1)/sqrt(1-b2) ≈ 3.2 learning rates.
-    Tensors keep their storage, so captured CUDA graphs and fused kernels stay valid. A parameter that has not been
-    stepped has no state, and nothing happens.
+    Tensors keep their storage, so captured CUDA graphs and fused kernels stay valid; only SGD with dampening loses its
+    buffer, because it tells the first gradient, which it does not dampen, by there being none. A parameter that has not
+    been stepped has no state, and nothing happens.
 
     index: anything that indexes `param`: a row, a slice, a tensor of indices, a mask of its shape.
 
@@ -49,13 +55,13 @@ def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None
     for key, value in state.items():
         if value is None:
             continue
-        if key == "step":
+        if key in _COUNTERS:
             if index is None:
-                state[key] = value.zero_() if isinstance(value, Tensor) else 0
+                start = _COUNTERS[key]
+                state[key] = value.fill_(start) if isinstance(value, Tensor) else start
         elif index is not None:
             value[index] = 0
         elif key == "momentum_buffer" and group.get("dampening"):
-            # SGD copies the first gradient undamped, and tells the first by there being no buffer.
             state[key] = None
         else:
             value.zero_()
@@ -65,7 +71,7 @@ def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> N
     """Raise unless `clear_state_` with these arguments will succeed; changes nothing."""
     _group_of(optimizer, param)
     for key, value in optimizer.state.get(param, {}).items():
-        if key == "step" or value is None:
+        if key in _COUNTERS or value is None:
             continue
         starts_elsewhere = key == "sum" and optimizer.defaults.get("initial_accumulator_value")
         if key not in _ZERO_AT_START or starts_elsewhere:
@@ -73,15 +79,11 @@ def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> N
                 f"{type(optimizer).__name__} keeps {key!r}, and how that starts is not known: build the optimiser anew "
                 f"instead, or del optimizer.state[param] if it makes state when it is missing"
             )
-        if index is not None and not _is_plain(value):
+        if index is not None and (type(value) not in (Tensor, torch.nn.Parameter) or value.shape != param.shape):
             raise TypeError(
-                f"{type(optimizer).__name__}'s {key!r} is a {type(value).__name__}, of which parts cannot be cleared: "
-                "clear the whole parameter with index=None"
+                f"{type(optimizer).__name__}'s {key!r} is a {type(value).__name__} of shape {tuple(value.shape)}, of which "
+                "single entries cannot be cleared: clear the whole parameter with index=None"
             )
-
-
-def _is_plain(value: Tensor) -> bool:
-    return type(value) in (Tensor, torch.nn.Parameter)
 
 
 def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def exact_factor(x: Tensor, gram_of_x: Tensor, padding: Tensor | int = 0) -> tup
     return factor, ~(fourth_powers - padding <= x.shape[-1] * (2.5 * _CLOSE) ** 4)
 
 
-def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, Tensor]:
-    """The polar factor by SVD and how many directions of each matrix are null (sigma <= tolerance·sigma_max).
+def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, int]:
+    """The polar factor of one matrix by SVD, and how many of its directions are null (sigma <= tolerance·sigma_max).
 
     rank="partial" keeps W's null space (the canonical factor, U_r V_rᵀ); "complete" fills it with orthonormal
     directions, all of which are equally near to W.
@@ -66,11 +66,9 @@ def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, Tensor]:
     tall = x.shape[-2] >= _TALL * x.shape[-1]
     basis, x = torch.linalg.qr(x) if tall else (None, x)
     u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
-    live = sigma > tolerance * sigma[..., :1]
-    if rank == "partial":
-        u = u * live.unsqueeze(-2)
-    factor = u @ vh
-    return (factor if basis is None else basis @ factor), (~live).sum(-1)
+    live = sigma > tolerance * sigma[0]
+    factor = (u * live if rank == "partial" else u) @ vh
+    return (factor if basis is None else basis @ factor), int((~live).sum())
 
 
 def _by_eigenvectors(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

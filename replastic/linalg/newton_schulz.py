@@ -28,26 +28,24 @@ COEFFICIENTS: dict[str, Coefficients] = {
 
 # Above this ratio of the sides, steps on the small side are cheaper than steps on the matrix itself.
 _TALL = 1.5
+# Below this width a GPU waits for launches, not for arithmetic, and a block has more of them.
+_LAUNCHES_DECIDE = 512
 
 
 def frobenius_normalised(w: Tensor) -> tuple[Tensor, Tensor]:
     """W/‖W‖_F and ‖W‖_F for a batch (batch, m, n); a zero matrix stays zero.
 
-    Scaled by the largest entry first, so that 1e-30 does not underflow when squared, and summed in float64: torch's own
-    float32 norm is off by 6e-4 for 4096 x 4096 on the CPU.
+    In float64, where the square of 1e-30 is still a number; besides, torch's float32 norm is off by 6e-4 for 4096 x 4096
+    on the CPU.
     """
-    largest = torch.linalg.vector_norm(w, float("inf"), dim=(-2, -1), keepdim=True)
-    largest = torch.where(largest > 0, largest, 1)
-    x = w / largest
-    norm = x.square().sum((-2, -1), keepdim=True, dtype=torch.float64).sqrt()
-    x.div_(torch.where(norm > 0, norm, 1).to(w.dtype))
-    return x, (norm * largest.double())[:, 0, 0]
+    norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
+    divisor = norm.clamp_min(torch.finfo(w.dtype).tiny)[:, None, None]
+    return torch.div(w, divisor, out=torch.empty_like(w)), norm
 
 
 def newton_schulz(x: Tensor, gram_of_x: Tensor, steps: int, coefficients: Coefficients) -> Tensor:
     """`steps` Newton-Schulz steps on x (batch, m, n), m >= n; both arguments are consumed."""
-    tall = x.shape[-2] >= _TALL * x.shape[-1]
-    length = _block_length(x, coefficients) if tall else 1
+    length = _block_length(x, coefficients)
     spare = torch.empty_like(x)
     r, left = gram_of_x, steps
     while left:
@@ -63,6 +61,9 @@ def newton_schulz(x: Tensor, gram_of_x: Tensor, steps: int, coefficients: Coeffi
 def _block_length(x: Tensor, coefficients: Coefficients) -> int:
     """How many steps one Gram matrix serves. Its rounding errors grow by a² a step: five steps of the cubic cost 5e-7
     in float32, and TF32, which starts with 11 bits, is kept at three steps (3e-4)."""
+    m, n = x.shape[-2:]
+    if m < _TALL * n or (x.is_cuda and n < _LAUNCHES_DECIDE):
+        return 1
     if coefficients[0] > 1.5:
         return 2
     return 3 if uses_tf32(x) else 5

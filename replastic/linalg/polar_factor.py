@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -13,7 +13,7 @@ from .batches import Stack, make_batches
 from .exact import exact_factor, svd_factor
 from .half import half_factor, half_pays
 from .newton_schulz import COEFFICIENTS, Coefficients, frobenius_normalised, newton_schulz
-from .products import Precision, deviation_of_gram, float32_precision, gram
+from .products import Precision, deviation, float32_precision, gram, gram_sums
 
 Method = Literal["published", "exact", "fast"]
 RankPolicy = Literal["partial", "complete", "raise"]
@@ -97,15 +97,21 @@ class PolarInfo:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The projection of one batch (count, m, n): the factor and, for each matrix, what `PolarInfo` says."""
+    """The projection of one batch (count, m, n), and what `deviations` needs to tell what it did.
+
+    Sums instead of figures: they are turned into figures once, for all batches together and away from the device.
+    """
 
     factor: Tensor
-    dfi_before: Tensor
-    dfi_after: Tensor
-    null_directions: Tensor
-    redone: Tensor
-    zero: Tensor
-    padding: Tensor  # columns that only fill the batch
+    sums: Tensor  # (count, 5): ‖W‖_F, `gram_sums` of W/‖W‖_F, `gram_sums` of the factor
+    redone: tuple[int, ...] = ()  # indices of matrices for which a safer route took over
+    null_directions: dict[int, int] = field(default_factory=dict)  # index to how many, by the rank policy
+
+
+def deviations(sums: Tensor, scale: Tensor | float, columns: Tensor | int) -> tuple[Tensor, Tensor]:
+    """DfI of W/scale and of the factor, from a `BatchResult`'s sums; columns: how many each matrix has of its own."""
+    norm, before, after = sums[:, 0], sums[:, 1:3], sums[:, 3:5]
+    return deviation(before, (norm / scale).square(), columns), deviation(after, 1.0, columns)
 
 
 def polar(
@@ -157,98 +163,93 @@ def polar_with_info(matrix: Tensor, options: PolarOptions, *, budget: int = DEFA
     for read, write in zip(source, target, strict=True):
         w = read.gather(work_dtype(matrix.dtype))
         result = polar_batch(w, options)
-        sfe = torch.linalg.vector_norm(w.sub_(result.factor), dim=(-2, -1)).double().square()
         write.scatter_(result.factor)
-        rows.append((result.dfi_before, result.dfi_after, sfe, result.null_directions, result.redone, result.zero))
-    columns = (torch.cat(column).reshape(matrix.shape[:-2]) for column in zip(*rows, strict=True))
-    return factor, PolarInfo(options, *columns)
+        row = torch.zeros(len(w), 6, dtype=torch.float64, device=w.device)
+        row[:, 0], row[:, 1] = deviations(result.sums, 1.0, read.n)
+        row[:, 2] = torch.linalg.vector_norm(w.sub_(result.factor), dim=(-2, -1), dtype=torch.float64).square()
+        for index, count in result.null_directions.items():
+            row[index, 3] = count
+        row[list(result.redone), 4] = 1
+        row[:, 5] = result.sums[:, 0] == 0
+        rows.append(row)
+    before, after, sfe, null, redone, zero = torch.cat(rows).reshape(*matrix.shape[:-2], 6).unbind(-1)
+    return factor, PolarInfo(options, before, after, sfe, null.long(), redone.bool(), zero.bool())
 
 
-def polar_batch(
-    w: Tensor, options: PolarOptions, scale: Tensor | None = None, sizes: Sequence[tuple[int, int]] | None = None
-) -> BatchResult:
+def polar_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]] | None = None) -> BatchResult:
     """Project a batch (count, m, n), m >= n, of finite float32 or float64 matrices; w itself is kept.
 
-    scale: (count,), by which `dfi_before` divides w; None for 1.
     sizes: each matrix's own (m, n), where smaller ones are padded with zeros to the shape of the batch.
     """
-    count, m, n = w.shape
-    sizes = [(m, n)] * count if sizes is None else sizes
-    padding = torch.tensor([n - columns for _, columns in sizes], dtype=torch.float64, device=w.device)
-    scale_squared = torch.ones_like(padding) if scale is None else scale.double().square()
+    sizes = [(w.shape[-2], w.shape[-1])] * w.shape[0] if sizes is None else sizes
     with torch.autocast(w.device.type, enabled=False):
         if options.method == "published":
             with float32_precision(options.precision):
-                result = _published_batch(w, options, scale_squared, padding)
-        else:
-            with float32_precision("ieee"):
-                half = options.method == "fast" and half_pays(w)
-                result = (_fast_batch if half else _exact_batch)(w, options, scale_squared, padding, sizes)
-    # A padded column is zero and so adds 1 to the deviation, but is not the matrix's own.
-    result.dfi_before.sub_(padding)
-    result.dfi_after.sub_(padding)
-    return result
+                return _published_batch(w, options)
+        with float32_precision("ieee"):
+            if options.method == "fast" and half_pays(w):
+                return _fast_batch(w, options, sizes)
+            return _exact_batch(w, options, sizes)
 
 
-def _published_batch(w: Tensor, options: PolarOptions, scale_squared: Tensor, padding: Tensor) -> BatchResult:
+def _published_batch(w: Tensor, options: PolarOptions) -> BatchResult:
     x, norm = frobenius_normalised(w)
     r = gram(x)
-    before = deviation_of_gram(r, scale_squared / norm.square())
+    before = gram_sums(r)
     factor = newton_schulz(x, r, options.steps, options.polynomial)
-    zero = norm == 0
-    no = torch.zeros_like(zero)
-    return BatchResult(factor, before, deviation_of_gram(gram(factor)), no.long(), no, zero, padding)
+    return BatchResult(factor, _sums(norm, before, factor))
 
 
-def _fast_batch(
-    w: Tensor, options: PolarOptions, scale_squared: Tensor, padding: Tensor, sizes: Sequence[tuple[int, int]]
-) -> BatchResult:
+def _fast_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]]) -> BatchResult:
     x, norm = frobenius_normalised(w)
-    before = deviation_of_gram(gram(x), scale_squared / norm.square())
+    before = gram_sums(gram(x))
     factor = half_factor(x)
-    after = deviation_of_gram(gram(factor))
-    zero = norm == 0
-    redo = ~(after - padding <= _FAST_DEVIATION * w.shape[-1]) & ~zero
-    null = torch.zeros_like(redo, dtype=torch.int64)
-    where = redo.nonzero()[:, 0]
-    if len(where):
-        own = [sizes[index] for index in where.tolist()]
-        again = _exact_batch(w[where], options, scale_squared[where], padding[where], own)
-        factor[where], after[where], null[where] = again.factor, again.dfi_after, again.null_directions
-    return BatchResult(factor, before, after, null, redo, zero, padding)
+    sums = _sums(norm, before, factor)
+    columns = torch.tensor([n for _, n in sizes], device=w.device)
+    missed = ~(deviations(sums, 1.0, columns)[1] <= _FAST_DEVIATION * columns)
+    redone = (missed & (norm > 0)).nonzero()[:, 0].tolist()
+    null: dict[int, int] = {}
+    if redone:
+        again = _exact_batch(w[redone], options, [sizes[index] for index in redone])
+        factor[redone], sums[redone] = again.factor, again.sums
+        null = {redone[index]: count for index, count in again.null_directions.items()}
+    return BatchResult(factor, sums, tuple(redone), null)
 
 
-def _exact_batch(
-    w: Tensor, options: PolarOptions, scale_squared: Tensor, padding: Tensor, sizes: Sequence[tuple[int, int]]
-) -> BatchResult:
+def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]]) -> BatchResult:
     if w.device.type not in ("cpu", "cuda"):  # MPS has no float64
-        result = _exact_batch(w.cpu(), options, scale_squared.cpu(), padding.cpu(), sizes)
-        return BatchResult(*(getattr(result, field.name).to(w.device) for field in fields(result)))
+        result = _exact_batch(w.cpu(), options, sizes)
+        return replace(result, factor=result.factor.to(w.device))
+    norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
     x = w.double()
     g = gram(x)
-    before = deviation_of_gram(g, scale_squared)
-    zero = torch.linalg.vector_norm(w, float("inf"), dim=(-2, -1)) == 0
-    null = torch.zeros_like(zero, dtype=torch.int64)
+    before = gram_sums(g).div_(norm.square().clamp_min(torch.finfo(torch.float64).tiny)[:, None])
     if w.dtype == torch.float64:
-        factor, redo = torch.zeros_like(w), torch.ones_like(zero)
+        factor, redo = torch.zeros_like(w), torch.ones_like(norm, dtype=torch.bool)
     else:
-        precise, redo = exact_factor(x, g, padding)
+        padding = [w.shape[-1] - n for _, n in sizes]
+        precise, redo = exact_factor(x, g, torch.tensor(padding, device=w.device) if any(padding) else 0)
         factor = precise.to(w.dtype)
         del precise
     del x, g
-    redo &= ~zero
-    for index in redo.nonzero()[:, 0].tolist():
+    where = (redo & (norm > 0)).nonzero()[:, 0].tolist()
+    null: dict[int, int] = {}
+    for index in where:
         m, n = sizes[index]
-        own = w[index, :m, :n].double()
-        single, null[index] = svd_factor(own, options.rank, options.tolerance(w.dtype, m))
+        single, count = svd_factor(w[index, :m, :n].double(), options.rank, options.tolerance(w.dtype, m))
         factor[index, :m, :n] = single.to(w.dtype)
-    if options.rank == "raise" and null.any():
+        if count:
+            null[index] = count
+    if options.rank == "raise" and null:
         raise ValueError(
-            f"{int((null > 0).sum())} of {len(null)} matrices of shape {tuple(w.shape[-2:])} are rank-deficient: pass "
+            f"{len(null)} of {len(w)} matrices of shape {tuple(w.shape[-2:])} are rank-deficient: pass "
             'rank="partial" to keep their null space, or rank="complete" to fill it'
         )
-    after = deviation_of_gram(gram(factor))
-    return BatchResult(factor, before, after, null, redo & (w.dtype != torch.float64), zero, padding)
+    return BatchResult(factor, _sums(norm, before, factor), () if w.dtype == torch.float64 else tuple(where), null)
+
+
+def _sums(norm: Tensor, before: Tensor, factor: Tensor) -> Tensor:
+    return torch.cat([norm[:, None], before, gram_sums(gram(factor))], dim=1)
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -256,11 +257,11 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def scratch_bytes(options: PolarOptions) -> Callable[[int, int], int]:
-    """Bytes of scratch that one m x n matrix needs, counted from the buffers the routes hold at once."""
+def scratch_bytes(options: PolarOptions) -> Callable[[int, int, torch.device], int]:
+    """Bytes of scratch that one m x n matrix needs on a device, counted from the buffers the routes hold at once."""
     if options.method == "published":
-        return lambda m, n: 4 * (3 * m * n + 4 * n * n)
-    return lambda m, n: 8 * (4 * m * n + 3 * n * n)
+        return lambda m, n, device: 12 * m * n + (20 if m >= 1.5 * n else 4) * n * n
+    return lambda m, n, device: 24 * m * n + (16 if device.type == "cuda" and m < 1.5 * n else 40) * n * n
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -62,20 +62,20 @@ def symmetric_product(
     return _mirror(result, panels)
 
 
-def deviation_of_gram(gram_matrix: Tensor, scale_squared: Tensor | None = None) -> Tensor:
-    """‖G/scale² - I‖²_F of a batch of Gram matrices, in float64; G is overwritten only if no scale is given.
+def gram_sums(gram_matrix: Tensor) -> Tensor:
+    """(batch, 2): Frobenius norm and trace of Gram matrices, summed in float64. See `deviation`."""
+    norm = torch.linalg.vector_norm(gram_matrix, dim=(-2, -1), dtype=torch.float64)
+    trace = gram_matrix.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
+    return torch.stack((norm, trace), dim=1)
 
-    The identity is subtracted before anything is squared: expanding the square would lose half the digits near an
-    isometry, which is where the answer matters. Very small and very large scales stay in range.
+
+def deviation(sums: Tensor, factor: Tensor | float, columns: Tensor | int) -> Tensor:
+    """‖f·G - I‖²_F = f²‖G‖² - 2f·tr G + n from `gram_sums(G)`, n the matrix's own columns.
+
+    Expanding the square costs no digits here: both sums are over the same entries and in float64, so they cancel to
+    float64's rounding however near to an isometry G is. And a device need not be waited for to subtract the identity.
     """
-    if scale_squared is None:
-        gram_matrix.diagonal(dim1=-2, dim2=-1).sub_(1)
-        return torch.linalg.vector_norm(gram_matrix, dim=(-2, -1)).double().square()
-    times = 1 / scale_squared.double()
-    largest = times.clamp_min(1)
-    difference = gram_matrix * (times / largest).to(gram_matrix.dtype)[:, None, None]
-    difference.diagonal(dim1=-2, dim2=-1).sub_((1 / largest).to(gram_matrix.dtype)[:, None])
-    return torch.linalg.vector_norm(difference, dim=(-2, -1)).double().mul(largest).square()
+    return ((factor * sums[..., 0]).square() - 2 * factor * sums[..., 1] + columns).clamp_min(0)
 
 
 def _panels(square: Tensor) -> list[tuple[int, int]] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..inventory import WeightMatrix
 from ..linalg import smaller_side_deviation
-from ..weights import WeightMatrix
 
 
 def layer_deviation(weight: WeightMatrix) -> Tensor:

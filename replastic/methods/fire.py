@@ -25,13 +25,15 @@ Departures from the released code, each for a reason:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..linalg.batches import make_batches
+from ..inventory import WeightMatrix
+from ..linalg.batches import Stack, make_batches
 from ..linalg.newton_schulz import Coefficients
 from ..linalg.polar_factor import (
     DEFAULT_BUDGET,
@@ -39,13 +41,14 @@ from ..linalg.polar_factor import (
     Method,
     PolarOptions,
     RankPolicy,
+    deviations,
     polar_batch,
     scratch_bytes,
     work_dtype,
 )
-from ..linalg.products import Precision, deviation_of_gram, float32_precision, gram
+from ..linalg.products import Precision, float32_precision, gram, gram_sums
 from ..optim import check_clearable, clear_state_
-from ..weights import LeftAlone, Selection, WeightMatrix, Where, select
+from ..weights import LeftAlone, Selection, Where, select
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def fire_(
     coefficients: str | Coefficients = "cubic",
     rank: RankPolicy = "partial",
     precision: Precision | None = None,
-    budget: int = DEFAULT_BUDGET,
+    budget: int | None = None,
 ) -> FireReport:
     """Replace the selected weights of `model` by their nearest isometries, in place, and report what changed.
 
@@ -110,7 +113,7 @@ def fire_(
     where: which weights; see `weights.select`. Embeddings and norms only if asked for.
     optimizer: forget its momenta for the changed weights, and only for those.
     rank: what directions without a singular value become in "exact": "partial" leaves them null, "complete" fills them.
-    budget: bytes of scratch memory to stay within, as far as single matrices allow.
+    budget: bytes of scratch memory to stay within, as far as single matrices allow; None: what a plain loop would take.
 
     >>> report = fire_(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4)), method="exact")
     >>> [layer.name for layer in report.layers], all(layer.dfi_after < 1e-10 for layer in report.layers)
@@ -123,88 +126,100 @@ def fire_(
     _check_finite(selection)
     indices = _optimizer_entries(selection, optimizer)
 
-    weights = selection.chosen
-    stacks = [weight.stack() for weight in weights]
-    scales = [weight.scale for weight in weights]
-    owners: list[int] = []
-    rows: list[Tensor] = []
-    for batch in make_batches(stacks, scratch_bytes(options), budget):
-        dtype = batch.parts[0][1].view.dtype
-        w = batch.gather(work_dtype(dtype))
-        scale = torch.tensor([scales[owner] for owner in batch.owners()], dtype=w.dtype, device=w.device)
-        result = polar_batch(w, options, scale, batch.sizes())
-        rows.append(_numbers(w, result, scale, dtype))
-        batch.scatter_(result.factor)
-        owners += batch.owners()
+    stacks = [weight.stack() for weight in selection.chosen]
+    scales = [weight.scale for weight in selection.chosen]
+    owners: list[int] = []  # for each matrix, which weight it is of
+    rows: list[Tensor] = []  # for each matrix, sums that stay on its device until the end
+    redone, null = Counter[int](), Counter[int]()
+    batches = make_batches(stacks, scratch_bytes(options), _default_budget(stacks) if budget is None else budget)
+    # Sent before any work is: a copy from the host waits for what the device was given until then.
+    sent = [torch.tensor([scales[owner] for owner in batch.owners()]).to(batch.device) for batch in batches]
+    for batch, scale in zip(batches, sent, strict=True):
+        own, scale = batch.owners(), scale[:, None, None]
+        w = batch.gather(work_dtype(batch.dtype))
+        result = polar_batch(w, options, batch.sizes())
+        new = result.factor.mul_(scale)
+        batch.scatter_(new)
+        rows.append(_sums_as_stored(w, new, scale, result, batch.dtype))
+        owners += own
+        redone.update(own[index] for index in result.redone)
+        for index, count in result.null_directions.items():
+            null[own[index]] += count
 
     if optimizer is not None:
         for parameter, index in indices:
             clear_state_(optimizer, parameter, index)
-    table = torch.cat([row.cpu() for row in rows]).tolist()
-    return FireReport(options, _layers(selection, options, owners, table), selection.left_alone)
+    table = torch.cat([row.cpu() for row in rows])
+    notes = [_note(weight, null[at], redone[at], options) for at, weight in enumerate(selection.chosen)]
+    return FireReport(options, _layers(selection, stacks, scales, owners, table, notes), selection.left_alone)
 
 
-def _numbers(w: Tensor, result: BatchResult, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale the factor to what will be stored, and return, for each matrix, (DfI before, after, SFE, ‖W‖², null, zero,
-    redone). Uses up w."""
-    new = result.factor.mul_(scale[:, None, None])
-    after = result.dfi_after
+def _default_budget(stacks: list[Stack]) -> int:
+    """192 MiB, or what the plain loop over layers would take for the largest of them (four copies) if that is more."""
+    return max(DEFAULT_BUDGET, 16 * max(stack.view.numel() for stack in stacks))
+
+
+def _sums_as_stored(w: Tensor, new: Tensor, scale: Tensor, result: BatchResult, dtype: torch.dtype) -> Tensor:
+    """A batch's sums with ‖W - W~‖ beside them, (count, 6). Uses up w and new."""
+    sums = result.sums
     if dtype not in (torch.float32, torch.float64):
         # A report speaks of the weights as they are stored, and half precision is far coarser than the factor.
         new.copy_(new.to(dtype))
         with float32_precision("ieee"), torch.autocast(new.device.type, enabled=False):
-            after = deviation_of_gram(gram(new), scale.double().square()) - result.padding
-    norm = torch.linalg.vector_norm(w, dim=(-2, -1)).double().square()
-    sfe = torch.linalg.vector_norm(w.sub_(new), dim=(-2, -1)).double().square()
-    flags = (result.null_directions, result.zero, result.redone)
-    return torch.stack([result.dfi_before, after, sfe, norm, *(flag.double() for flag in flags)], dim=1)
+            sums[:, 3:5] = gram_sums(gram(new / scale))
+    moved = torch.linalg.vector_norm(w.sub_(new), dim=(-2, -1), dtype=torch.float64)
+    return torch.cat([sums, moved[:, None]], dim=1)
 
 
 def _layers(
-    selection: Selection, options: PolarOptions, owners: list[int], table: list[list[float]]
+    selection: Selection,
+    stacks: list[Stack],
+    scales: list[float],
+    owners: list[int],
+    table: Tensor,
+    notes: list[str],
 ) -> tuple[LayerReport, ...]:
-    sums = [[0.0] * 7 for _ in selection.chosen]
-    for owner, row in zip(owners, table, strict=True):
-        sums[owner] = [total + value for total, value in zip(sums[owner], row, strict=True)]
-    reports = []
-    for weight, (before, after, sfe, norm, null, zero, redone) in zip(selection.chosen, sums, strict=True):
-        stack = weight.stack()
-        columns = stack.count * min(stack.rows, stack.columns)
-        notes = [f"same tensor as {', '.join(weight.also_named)}"] if weight.also_named else []
-        notes += [f"{zero:.0f} all-zero, left alone"] if zero else []
-        notes += [f"{null:.0f} null directions, {options.rank}"] if null else []
-        notes += [f"{redone:.0f} by a safer route"] if redone else []
-        reports.append(
-            LayerReport(
-                name=weight.name,
-                matrices=stack.count,
-                shape=(stack.rows, stack.columns),
-                scale=weight.scale,
-                dfi_before=before / columns,
-                dfi_after=max(after, 0.0) / columns,
-                sfe=sfe,
-                sfe_normalised=sfe / norm if norm else 0.0,
-                note="; ".join(notes),
-            )
+    """One report a weight, from a row of sums a matrix."""
+    sides = [stack.sides[1] for stack in stacks]
+    scale = torch.tensor([scales[owner] for owner in owners], dtype=torch.float64)
+    columns = torch.tensor([sides[owner] for owner in owners], dtype=torch.float64)
+    norm, moved = table[:, 0], table[:, 5]
+    by_matrix = torch.stack([*deviations(table, scale, columns), moved.square(), norm.square(), norm == 0], dim=1)
+    by_weight = torch.zeros(len(stacks), 5, dtype=torch.float64).index_add_(0, torch.tensor(owners), by_matrix)
+    return tuple(
+        LayerReport(
+            name=weight.name,
+            matrices=stack.count,
+            shape=(stack.rows, stack.columns),
+            scale=weight_scale,
+            dfi_before=before / (stack.count * side),
+            dfi_after=after / (stack.count * side),
+            sfe=sfe,
+            sfe_normalised=sfe / square if square else 0.0,
+            note="; ".join(filter(None, [f"{zero:.0f} all-zero, left alone" if zero else "", note])),
         )
-    return tuple(reports)
+        for weight, stack, weight_scale, side, note, (before, after, sfe, square, zero) in zip(
+            selection.chosen, stacks, scales, sides, notes, by_weight.tolist(), strict=True
+        )
+    )
+
+
+def _note(weight: WeightMatrix, null: int, redone: int, options: PolarOptions) -> str:
+    same = [*weight.also_named, *filter(None, [weight.tied_to])]
+    remarks = {
+        f"same tensor as {', '.join(same)}": same,
+        f"{null} null directions, {options.rank}": null,
+        f"{redone} by a safer route": redone,
+    }
+    return "; ".join(remark for remark, holds in remarks.items() if holds)
 
 
 def _check_finite(selection: Selection) -> None:
-    names = {id(weight.parameter): weight.name.partition(":")[0] for weight in selection.chosen}
-    by_device: dict[torch.device, dict[str, Tensor]] = {}
-    for weight in selection.chosen:
-        finite = by_device.setdefault(weight.parameter.device, {})
-        name = names[id(weight.parameter)]
-        if name not in finite:
-            finite[name] = torch.linalg.vector_norm(weight.parameter, float("inf")).isfinite()
-    # Stacked, so that a device is waited for once and not for every weight.
-    bad = [
-        name
-        for finite in by_device.values()
-        for name, good in zip(finite, torch.stack(list(finite.values())).tolist(), strict=True)
-        if not good
-    ]
+    weights = {id(weight.parameter): weight for weight in selection.chosen}
+    # One call and one synchronisation for the model. Finite weights can overflow a norm, so only a finite one is proof.
+    if torch.nn.utils.get_total_norm([weight.parameter.detach() for weight in weights.values()]).isfinite():
+        return
+    bad = [weight.name.partition(":")[0] for weight in weights.values() if not weight.parameter.isfinite().all()]
     if bad:
         raise ValueError(
             f"{', '.join(bad[:5])}{' and more' if len(bad) > 5 else ''}: NaN or infinite entries, which have no nearest "
