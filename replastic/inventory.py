@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -35,13 +36,13 @@ class WeightMatrix:
         seen = self.parameter if tensor is None else tensor
         return Stack(self.layout.view(seen.detach()), self.layout.out_axes, self.layout.in_axes)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """The size FIRE gives an isometry in this layer: sqrt(out/in), divided by the kernel's area (appendix C)."""
         stack = self.stack()
         return math.sqrt(stack.rows / stack.columns) / self.layout.kernel_area
 
-    @property
+    @cached_property
     def memory(self) -> tuple[object, ...]:
         """Equal for weights that are the same memory, be it one parameter or two."""
         parameter = self.parameter

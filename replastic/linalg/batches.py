@@ -73,7 +73,7 @@ class Batch:
     m: int
     n: int
 
-    @property
+    @cached_property
     def count(self) -> int:
         return sum(stack.count for _, stack in self.parts)
 
@@ -85,10 +85,12 @@ class Batch:
     def dtype(self) -> torch.dtype:
         return self.parts[0][1].view.dtype
 
+    @cached_property
     def owners(self) -> list[int]:
         """For each matrix of the batch, the index of the stack it came from."""
         return list(itertools.chain.from_iterable([index] * stack.count for index, stack in self.parts))
 
+    @cached_property
     def sizes(self) -> list[tuple[int, int]]:
         """For each matrix of the batch, its own (long side, short side)."""
         return list(itertools.chain.from_iterable([stack.sides] * stack.count for _, stack in self.parts))
@@ -145,26 +147,34 @@ def make_batches(stacks: Sequence[Stack], bytes_of: Callable[[int, int, torch.de
         if device.type == "cuda":
             _merge_small(by_shape)
         for (m, n), parts in by_shape.items():
-            room = 0
+            each, room = bytes_of(m, n, device), 0
+            # Batches of about equal size: one that is left with a single matrix takes as long as a full one.
+            total = sum(stack.count for _, stack in parts)
+            fair = math.ceil(total / math.ceil(total / max(budget // each, 1)))
             for index, stack in parts:
-                need = stack.count * bytes_of(m, n, device)
-                if need > room:
+                if stack.count > room:
                     made.append(Batch([], m, n))
-                    room = budget
-                made[-1].parts.append((index, stack))
-                room -= need
+                    room = fair
+                made[-1].parts.append((index, stack))  # before anything of the batch was asked for and cached
+                room -= stack.count
     return sorted(made, key=lambda batch: -batch.count * bytes_of(batch.m, batch.n, batch.device))
 
 
 # A group of its own costs some fifty kernel launches. Padding it into a larger one is cheaper while the products grow by
-# less than this count·m·n² (the ten steps: 0.3 ms in TF32 and 0.9 ms in float32 on an H200).
-_MERGE_BELOW = 1.2e9
+# less than this count·m·n² (ten steps of it: 0.5 ms in TF32 on an H200), unless the model has so much arithmetic that
+# launches hide behind it.
+_MERGE_BELOW = 2.2e9
+_LAUNCHES_HIDE_BEHIND = 2e10
 
 
 def _merge_small(by_shape: dict[tuple[int, int], list[tuple[int, Stack]]]) -> None:
+    def work(m: int, n: int, like: tuple[int, int]) -> int:
+        return sum(stack.count for _, stack in by_shape[like]) * m * n**2
+
+    if sum(work(m, n, (m, n)) for m, n in by_shape) > _LAUNCHES_HIDE_BEHIND:
+        return
     for m, n in sorted(by_shape, key=math.prod):
-        count = sum(stack.count for _, stack in by_shape[m, n])
         larger = [(p, q) for p, q in by_shape if p >= m and q >= n and (p, q) != (m, n)]
         into = min(larger, key=lambda shape: shape[0] * shape[1] ** 2, default=None)
-        if into is not None and count * (into[0] * into[1] ** 2 - m * n**2) < _MERGE_BELOW:
+        if into is not None and work(*into, (m, n)) - work(m, n, (m, n)) < _MERGE_BELOW:
             by_shape[into].extend(by_shape.pop((m, n)))

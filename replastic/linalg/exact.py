@@ -5,7 +5,8 @@ orthogonal matrix, but to the wrong one. Routes, by what was fastest where (docs
 
     CPU                 eigendecomposition of the n x n Gram matrix, then one product
     CUDA, n < 2048      minimax quintics: products only, so that many small matrices run as one batch
-    CUDA, n >= 2048     weighted Halley steps: three Cholesky factorisations replace a dozen products
+    CUDA, n >= 2048     weighted Halley steps: three Cholesky factorisations replace a dozen products; also from n = 768
+                        on if a batch has enough matrices to factorise side by side
     float64 input       SVD: squaring the condition number costs digits that float64 output would show
 
 Tall matrices are iterated on the Gram side, where a step costs n³ instead of m·n². Each route says which matrices it
@@ -17,13 +18,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .products import gram, symmetric_product
+from .products import gram, gram_sums, symmetric_product
 from .schedules import Triple, halley_weights, minimax_quintics
 
 # sigma_min/sigma_max below which a Gram matrix in float64 no longer resolves the smallest direction to 1e-7.
 _GRAM_FLOOR = 1e-11
 _TALL = 1.5
 _HALLEY_FROM = 2048
+_HALLEY_BATCH_FROM, _HALLEY_BATCH = 768, 12  # factorisations of a batch run side by side
 # Every iteration ends with the quintic Taylor step, whose error is 5/16·d³ with d = 1 - sigma²: from |1 - sigma| <= 2e-3 it
 # lands within 2e-8. The steps before it must have come this close.
 _CLOSE = 2e-3
@@ -37,17 +39,26 @@ def _halley_steps() -> tuple[tuple[Triple, ...], float]:
     return halley_weights(lowest=1e-7, steps=3)
 
 
-def exact_factor(x: Tensor, gram_of_x: Tensor, padding: Tensor | int = 0) -> tuple[Tensor, Tensor]:
-    """The polar factor of float64 x (batch, m, n), m >= n, and which of the batch to redo by SVD. Consumes both.
+def exact_factor(w: Tensor, padding: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """The polar factor of float32 w (batch, m, n), m >= n, which of the batch to redo by SVD, and `gram_sums` of w.
 
     padding: how many columns of each matrix are only there to fill the batch; they are zero and stay so.
     """
-    if x.device.type != "cuda":
-        return _by_eigenvectors(x, gram_of_x)
-    scale = _power_of_two_bound(gram_of_x)
+    x = w.double()
+    g = gram(x)
+    sums = gram_sums(g)
+    route = _on_cuda if w.is_cuda else _by_eigenvectors
+    factor, redo = route(x, g, padding)
+    del x, g  # float64 is large: gone before the copy in float32 is made
+    return factor.to(w.dtype), redo, sums
+
+
+def _on_cuda(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor]:
+    scale = _power_of_two_bound(g)
     x = x.div_(scale)
-    r = gram_of_x.div_(scale.square())
-    halley = x.shape[-1] >= _HALLEY_FROM
+    r = g.div_(scale.square())
+    count, _, n = x.shape
+    halley = n >= _HALLEY_FROM or (n >= _HALLEY_BATCH_FROM and count >= _HALLEY_BATCH)
     if x.shape[-2] >= _TALL * x.shape[-1]:
         factor, fourth_powers = _halley_on_gram(x, r) if halley else _quintics_on_gram(x, r)
     else:
@@ -71,7 +82,7 @@ def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, int]:
     return (factor if basis is None else basis @ factor), int((~live).sum())
 
 
-def _by_eigenvectors(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def _by_eigenvectors(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(g)
     redo = values[:, 0] < _GRAM_FLOOR * values[:, -1]
     vectors.mul_(values.clamp_min(torch.finfo(values.dtype).tiny).pow(-0.25).unsqueeze(-2))

@@ -45,11 +45,11 @@ def frobenius_normalised(w: Tensor) -> tuple[Tensor, Tensor]:
 
 def newton_schulz(x: Tensor, gram_of_x: Tensor, steps: int, coefficients: Coefficients) -> Tensor:
     """`steps` Newton-Schulz steps on x (batch, m, n), m >= n; both arguments are consumed."""
-    length = _block_length(x, coefficients)
+    first, later = _block_lengths(x, coefficients)
     spare = torch.empty_like(x)
     r, left = gram_of_x, steps
     while left:
-        block = min(length, left)
+        block = min(first if left == steps else later, left)
         left -= block
         product, alpha, identity = _polynomial(r, block, coefficients)
         x, spare = torch.baddbmm(x, x, product, beta=identity, alpha=alpha, out=spare), x
@@ -58,15 +58,19 @@ def newton_schulz(x: Tensor, gram_of_x: Tensor, steps: int, coefficients: Coeffi
     return x
 
 
-def _block_length(x: Tensor, coefficients: Coefficients) -> int:
-    """How many steps one Gram matrix serves. Its rounding errors grow by a² a step: five steps of the cubic cost 5e-7
-    in float32, and TF32, which starts with 11 bits, is kept at three steps (3e-4)."""
+def _block_lengths(x: Tensor, coefficients: Coefficients) -> tuple[int, int]:
+    """How many steps the first Gram matrix serves, and each later one.
+
+    Rounding errors in it grow by a² a step, against singular values that stop growing at 1: five steps of the cubic cost
+    5e-7 in float32. TF32 starts with 11 bits, so only the first block, where everything still grows alike, is that long;
+    then three steps, which keeps ten of them within 5e-4.
+    """
     m, n = x.shape[-2:]
     if m < _TALL * n or (x.is_cuda and n < _LAUNCHES_DECIDE):
-        return 1
+        return 1, 1
     if coefficients[0] > 1.5:
-        return 2
-    return 3 if uses_tf32(x) else 5
+        return 2, 2
+    return (5, 3) if uses_tf32(x) else (5, 5)
 
 
 def _polynomial(r: Tensor, steps: int, coefficients: Coefficients) -> tuple[Tensor, float, float]:

@@ -221,17 +221,12 @@ def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, in
         result = _exact_batch(w.cpu(), options, sizes)
         return replace(result, factor=result.factor.to(w.device))
     norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
-    x = w.double()
-    g = gram(x)
-    before = gram_sums(g).div_(norm.square().clamp_min(torch.finfo(torch.float64).tiny)[:, None])
     if w.dtype == torch.float64:
-        factor, redo = torch.zeros_like(w), torch.ones_like(norm, dtype=torch.bool)
+        factor, redo, before = torch.zeros_like(w), torch.ones_like(norm, dtype=torch.bool), gram_sums(gram(w))
     else:
         padding = [w.shape[-1] - n for _, n in sizes]
-        precise, redo = exact_factor(x, g, torch.tensor(padding, device=w.device) if any(padding) else 0)
-        factor = precise.to(w.dtype)
-        del precise
-    del x, g
+        factor, redo, before = exact_factor(w, torch.tensor(padding, device=w.device) if any(padding) else 0)
+    before.div_(norm.square().clamp_min(torch.finfo(torch.float64).tiny)[:, None])
     where = (redo & (norm > 0)).nonzero()[:, 0].tolist()
     null: dict[int, int] = {}
     for index in where:
@@ -261,7 +256,7 @@ def scratch_bytes(options: PolarOptions) -> Callable[[int, int, torch.device], i
     """Bytes of scratch that one m x n matrix needs on a device, counted from the buffers the routes hold at once."""
     if options.method == "published":
         return lambda m, n, device: 12 * m * n + (20 if m >= 1.5 * n else 4) * n * n
-    return lambda m, n, device: 24 * m * n + (16 if device.type == "cuda" and m < 1.5 * n else 40) * n * n
+    return lambda m, n, device: 20 * m * n + (20 if device.type == "cuda" and m < 1.5 * n else 40) * n * n
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -25,29 +25,19 @@ Departures from the released code, each for a reason:
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..inventory import WeightMatrix
-from ..linalg.batches import Stack, make_batches
 from ..linalg.newton_schulz import Coefficients
-from ..linalg.polar_factor import (
-    DEFAULT_BUDGET,
-    BatchResult,
-    Method,
-    PolarOptions,
-    RankPolicy,
-    deviations,
-    polar_batch,
-    scratch_bytes,
-    work_dtype,
-)
-from ..linalg.products import Precision, float32_precision, gram, gram_sums
+from ..linalg.polar_factor import Method, PolarOptions, RankPolicy
+from ..linalg.products import Precision
 from ..optim import check_clearable, clear_state_
+from ..projection import Account, Figures, project_
 from ..weights import LeftAlone, Selection, Where, select
 
 
@@ -68,11 +58,17 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class FireReport:
-    """What `fire_` did: one entry for each weight, in the model's order. `print` shows it as a table."""
+    """What `fire_` did. `print` shows it as a table; nothing is computed, and no device waited for, until it is read."""
 
     options: PolarOptions
-    layers: tuple[LayerReport, ...]
+    account: Account
     left_alone: tuple[LeftAlone, ...]
+
+    @cached_property
+    def layers(self) -> tuple[LayerReport, ...]:
+        """One entry for each weight, in the model's order."""
+        pairs = zip(self.account.weights, self.account.figures(), strict=True)
+        return tuple(_layer_report(weight, figures, self.options) for weight, figures in pairs)
 
     def __str__(self) -> str:
         how = f"{self.options.steps} steps" if self.options.method == "published" else self.options.method
@@ -126,92 +122,34 @@ def fire_(
     _check_finite(selection)
     indices = _optimizer_entries(selection, optimizer)
 
-    stacks = [weight.stack() for weight in selection.chosen]
-    scales = [weight.scale for weight in selection.chosen]
-    owners: list[int] = []  # for each matrix, which weight it is of
-    rows: list[Tensor] = []  # for each matrix, sums that stay on its device until the end
-    redone, null = Counter[int](), Counter[int]()
-    batches = make_batches(stacks, scratch_bytes(options), _default_budget(stacks) if budget is None else budget)
-    # Sent before any work is: a copy from the host waits for what the device was given until then.
-    sent = [torch.tensor([scales[owner] for owner in batch.owners()]).to(batch.device) for batch in batches]
-    for batch, scale in zip(batches, sent, strict=True):
-        own, scale = batch.owners(), scale[:, None, None]
-        w = batch.gather(work_dtype(batch.dtype))
-        result = polar_batch(w, options, batch.sizes())
-        new = result.factor.mul_(scale)
-        batch.scatter_(new)
-        rows.append(_sums_as_stored(w, new, scale, result, batch.dtype))
-        owners += own
-        redone.update(own[index] for index in result.redone)
-        for index, count in result.null_directions.items():
-            null[own[index]] += count
-
+    account = project_(selection.chosen, options, budget)
     if optimizer is not None:
         for parameter, index in indices:
             clear_state_(optimizer, parameter, index)
-    table = torch.cat([row.cpu() for row in rows])
-    notes = [_note(weight, null[at], redone[at], options) for at, weight in enumerate(selection.chosen)]
-    return FireReport(options, _layers(selection, stacks, scales, owners, table, notes), selection.left_alone)
+    return FireReport(options, account, selection.left_alone)
 
 
-def _default_budget(stacks: list[Stack]) -> int:
-    """192 MiB, or what the plain loop over layers would take for the largest of them (four copies) if that is more."""
-    return max(DEFAULT_BUDGET, 16 * max(stack.view.numel() for stack in stacks))
-
-
-def _sums_as_stored(w: Tensor, new: Tensor, scale: Tensor, result: BatchResult, dtype: torch.dtype) -> Tensor:
-    """A batch's sums with ‖W - W~‖ beside them, (count, 6). Uses up w and new."""
-    sums = result.sums
-    if dtype not in (torch.float32, torch.float64):
-        # A report speaks of the weights as they are stored, and half precision is far coarser than the factor.
-        new.copy_(new.to(dtype))
-        with float32_precision("ieee"), torch.autocast(new.device.type, enabled=False):
-            sums[:, 3:5] = gram_sums(gram(new / scale))
-    moved = torch.linalg.vector_norm(w.sub_(new), dim=(-2, -1), dtype=torch.float64)
-    return torch.cat([sums, moved[:, None]], dim=1)
-
-
-def _layers(
-    selection: Selection,
-    stacks: list[Stack],
-    scales: list[float],
-    owners: list[int],
-    table: Tensor,
-    notes: list[str],
-) -> tuple[LayerReport, ...]:
-    """One report a weight, from a row of sums a matrix."""
-    sides = [stack.sides[1] for stack in stacks]
-    scale = torch.tensor([scales[owner] for owner in owners], dtype=torch.float64)
-    columns = torch.tensor([sides[owner] for owner in owners], dtype=torch.float64)
-    norm, moved = table[:, 0], table[:, 5]
-    by_matrix = torch.stack([*deviations(table, scale, columns), moved.square(), norm.square(), norm == 0], dim=1)
-    by_weight = torch.zeros(len(stacks), 5, dtype=torch.float64).index_add_(0, torch.tensor(owners), by_matrix)
-    return tuple(
-        LayerReport(
-            name=weight.name,
-            matrices=stack.count,
-            shape=(stack.rows, stack.columns),
-            scale=weight_scale,
-            dfi_before=before / (stack.count * side),
-            dfi_after=after / (stack.count * side),
-            sfe=sfe,
-            sfe_normalised=sfe / square if square else 0.0,
-            note="; ".join(filter(None, [f"{zero:.0f} all-zero, left alone" if zero else "", note])),
-        )
-        for weight, stack, weight_scale, side, note, (before, after, sfe, square, zero) in zip(
-            selection.chosen, stacks, scales, sides, notes, by_weight.tolist(), strict=True
-        )
-    )
-
-
-def _note(weight: WeightMatrix, null: int, redone: int, options: PolarOptions) -> str:
+def _layer_report(weight: WeightMatrix, figures: Figures, options: PolarOptions) -> LayerReport:
+    stack = weight.stack()
+    columns = stack.count * stack.sides[1]
     same = [*weight.also_named, *filter(None, [weight.tied_to])]
     remarks = {
         f"same tensor as {', '.join(same)}": same,
-        f"{null} null directions, {options.rank}": null,
-        f"{redone} by a safer route": redone,
+        f"{figures.zero} all-zero, left alone": figures.zero,
+        f"{figures.null_directions} null directions, {options.rank}": figures.null_directions,
+        f"{figures.redone} by a safer route": figures.redone,
     }
-    return "; ".join(remark for remark, holds in remarks.items() if holds)
+    return LayerReport(
+        name=weight.name,
+        matrices=stack.count,
+        shape=(stack.rows, stack.columns),
+        scale=weight.scale,
+        dfi_before=figures.dfi_before / columns,
+        dfi_after=figures.dfi_after / columns,
+        sfe=figures.sfe,
+        sfe_normalised=figures.sfe / figures.norm_squared if figures.norm_squared else 0.0,
+        note="; ".join(remark for remark, holds in remarks.items() if holds),
+    )
 
 
 def _check_finite(selection: Selection) -> None:

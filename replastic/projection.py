@@ -1,0 +1,104 @@
+"""Project many weights to isometries in place, together, and keep account of what that did to each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .inventory import WeightMatrix
+from .linalg.batches import Batch, make_batches
+from .linalg.polar_factor import BatchResult, PolarOptions, deviations, polar_batch, scratch_bytes, work_dtype
+from .linalg.products import float32_precision, gram, gram_sums
+
+_LEAST_BUDGET = 192 * 2**20
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What happened to one weight, summed over its matrices."""
+
+    dfi_before: float  # deviation from isometry with the layer's scale taken out
+    dfi_after: float
+    sfe: float  # ‖before - after‖²
+    norm_squared: float  # ‖before‖²
+    zero: int  # matrices that are all zero and were left alone
+    null_directions: int  # directions treated as null by the rank policy
+    redone: int  # matrices for which a safer route took over
+
+
+@dataclass
+class Account:
+    """Sums over matrices, on the device that made them until `figures` asks: so nobody waits for a report nobody reads."""
+
+    weights: Sequence[WeightMatrix]
+    owners: list[int] = field(default_factory=list)  # for each matrix, which weight it is of
+    rows: list[Tensor] = field(default_factory=list)  # (matrices, 6): a `BatchResult`'s sums, and ‖before - after‖
+    redone: Counter[int] = field(default_factory=Counter)
+    null_directions: Counter[int] = field(default_factory=Counter)
+
+    def add(self, batch: Batch, result: BatchResult, row: Tensor) -> None:
+        own = batch.owners
+        self.owners += own
+        self.rows.append(row)
+        self.redone.update(own[index] for index in result.redone)
+        for index, count in result.null_directions.items():
+            self.null_directions[own[index]] += count
+
+    def figures(self) -> list[Figures]:
+        table = torch.cat([row.cpu() for row in self.rows])
+        scales = [weight.scale for weight in self.weights]
+        columns = [weight.stack().sides[1] for weight in self.weights]
+        before, after = deviations(
+            table,
+            torch.tensor([scales[owner] for owner in self.owners], dtype=torch.float64),
+            torch.tensor([columns[owner] for owner in self.owners], dtype=torch.float64),
+        )
+        norm, moved = table[:, 0], table[:, 5]
+        by_matrix = torch.stack([before, after, moved.square(), norm.square(), norm == 0], dim=1)
+        by_weight = torch.zeros(len(scales), 5, dtype=torch.float64).index_add_(0, torch.tensor(self.owners), by_matrix)
+        return [
+            Figures(before, after, sfe, square, int(zero), self.null_directions[at], self.redone[at])
+            for at, (before, after, sfe, square, zero) in enumerate(by_weight.tolist())
+        ]
+
+
+def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int | None = None) -> Account:
+    """W <- scale · polar(W) for each weight, in place. The weights must be finite.
+
+    budget: bytes of scratch memory to stay within, as far as single matrices allow; None: 192 MiB or, if that is more,
+        what the largest matrix takes alone, or what a plain loop would take for the largest layer (four copies).
+    """
+    stacks = [weight.stack() for weight in weights]
+    bytes_of = scratch_bytes(options)
+    if budget is None:
+        single = max(bytes_of(*stack.sides, stack.view.device) for stack in stacks)
+        budget = max(_LEAST_BUDGET, 16 * max(stack.view.numel() for stack in stacks), single)
+    batches = make_batches(stacks, bytes_of, budget)
+    scales = [weight.scale for weight in weights]
+    # Sent before any work is: a copy from the host waits for all that the device was given until then.
+    sent = [torch.tensor([scales[owner] for owner in batch.owners]).to(batch.device) for batch in batches]
+    account = Account(weights)
+    for batch, each in zip(batches, sent, strict=True):
+        scale = each[:, None, None]
+        w = batch.gather(work_dtype(batch.dtype))
+        result = polar_batch(w, options, batch.sizes)
+        new = result.factor.mul_(scale)
+        batch.scatter_(new)
+        account.add(batch, result, _sums_as_stored(w, new, scale, result, batch.dtype))
+    return account
+
+
+def _sums_as_stored(w: Tensor, new: Tensor, scale: Tensor, result: BatchResult, dtype: torch.dtype) -> Tensor:
+    """A batch's sums with ‖before - after‖ beside them, (count, 6). Uses up w and new."""
+    sums = result.sums
+    if dtype not in (torch.float32, torch.float64):
+        # An account is of the weights as they are stored, and half precision is far coarser than the factor.
+        new.copy_(new.to(dtype))
+        with float32_precision("ieee"), torch.autocast(new.device.type, enabled=False):
+            sums[:, 3:5] = gram_sums(gram(new / scale))
+    moved = torch.linalg.vector_norm(w.sub_(new), dim=(-2, -1), dtype=torch.float64)
+    return torch.cat([sums, moved[:, None]], dim=1)
