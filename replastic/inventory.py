@@ -46,7 +46,7 @@ class WeightMatrix:
     def memory(self) -> tuple[object, ...]:
         """Equal for weights that are the same memory, be it one parameter or two."""
         parameter = self.parameter
-        return (parameter.device, parameter.data_ptr(), parameter.numel()) if parameter.numel() else (id(parameter),)
+        return parameter.device, parameter.data_ptr(), parameter.numel()
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,8 @@ def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Invento
             found.skipped.append(Unavailable(full, layout.kind, role, _shape(module, attribute), reason))
         elif (problem := unusable(parameter)) is not None:
             found.broken.append(Unavailable(full, layout.kind, role, (), problem))
+        elif not parameter.numel():
+            found.skipped.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), "empty"))
         elif "lora_A" in name or "lora_B" in name:
             reason = "low-rank adapter: only the product of its two factors means something"
             found.skipped.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), reason))

@@ -133,10 +133,11 @@ def _layer_report(weight: WeightMatrix, figures: Figures, options: PolarOptions)
     stack = weight.stack()
     columns = stack.count * stack.sides[1]
     same = [*weight.also_named, *filter(None, [weight.tied_to])]
+    plural = "s" if figures.null_directions > 1 else ""
     remarks = {
         f"same tensor as {', '.join(same)}": same,
         f"{figures.zero} all-zero, left alone": figures.zero,
-        f"{figures.null_directions} null directions, {options.rank}": figures.null_directions,
+        f"{figures.null_directions} null direction{plural}, {options.rank}": figures.null_directions,
         f"{figures.redone} by a safer route": figures.redone,
     }
     return LayerReport(
