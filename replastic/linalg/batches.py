@@ -133,10 +133,14 @@ def make_batches(stacks: Sequence[Stack], bytes_of: Callable[[int, int, torch.de
     Largest first, because if memory runs out at all it then does so before anything was written.
     """
     groups: dict[tuple[torch.device, torch.dtype], dict[tuple[int, int], list[tuple[int, Stack]]]] = {}
+    limits = {
+        device: min(budget, _CPU_BATCH) if device.type == "cpu" else budget for device in {s.view.device for s in stacks}
+    }
     pending = list(enumerate(stacks))[::-1]
     while pending:
         index, stack = pending.pop()
-        if stack.count > 1 and stack.count * bytes_of(*stack.sides, stack.view.device) > budget:
+        device = stack.view.device
+        if stack.count > 1 and stack.count * bytes_of(*stack.sides, device) > limits[device]:
             pending.extend((index, part) for part in reversed(stack.split()))
         else:
             by_shape = groups.setdefault((stack.view.device, stack.view.dtype), {})
@@ -150,7 +154,7 @@ def make_batches(stacks: Sequence[Stack], bytes_of: Callable[[int, int, torch.de
             each, room = bytes_of(m, n, device), 0
             # Batches of about equal size: one that is left with a single matrix takes as long as a full one.
             total = sum(stack.count for _, stack in parts)
-            fair = math.ceil(total / math.ceil(total / max(budget // each, 1)))
+            fair = math.ceil(total / math.ceil(total / max(limits[device] // each, 1)))
             for index, stack in parts:
                 if stack.count > room:
                     made.append(Batch([], m, n))
@@ -159,6 +163,9 @@ def make_batches(stacks: Sequence[Stack], bytes_of: Callable[[int, int, torch.de
                 room -= stack.count
     return sorted(made, key=lambda batch: -batch.count * bytes_of(batch.m, batch.n, batch.device))
 
+
+# On a CPU a batch only saves calls, and one that leaves the cache loses more than that.
+_CPU_BATCH = 8 * 2**20
 
 # A group of its own costs some fifty kernel launches. Padding it into a larger one is cheaper while the products grow by
 # less than this count·m·n² (ten steps of it: 0.5 ms in TF32 on an H200), unless the model has so much arithmetic that

@@ -13,7 +13,7 @@ Precision = Literal["ieee", "tf32"]
 
 # From these sizes on, computing only the upper block panels of a symmetric product and mirroring them beats one full
 # product (measured, docs/performance.md); below, the extra calls cost more than the saved arithmetic.
-_PANELS_FROM = {"cpu": 640, "cuda": 3072}
+_PANELS_FROM = {("cpu", 4): 640, ("cpu", 8): 512, ("cuda", 4): 3072, ("cuda", 8): 3072}  # by bytes an entry
 _PANELS = 4
 
 
@@ -80,7 +80,7 @@ def deviation(sums: Tensor, factor: Tensor | float, columns: Tensor | int) -> Te
 
 def _panels(square: Tensor) -> list[tuple[int, int]] | None:
     n = square.shape[-1]
-    if n < _PANELS_FROM.get(square.device.type, n + 1):
+    if n < _PANELS_FROM.get((square.device.type, square.itemsize), n + 1):
         return None
     width = -(-n // _PANELS)
     return [(start, min(n, start + width)) for start in range(0, n, width)]
