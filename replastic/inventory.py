@@ -33,8 +33,13 @@ class WeightMatrix:
 
     def stack(self, tensor: Tensor | None = None) -> Stack:
         """The matrices as views into the parameter, or into another tensor of its shape (optimiser state, a mask)."""
-        seen = self.parameter if tensor is None else tensor
-        return Stack(self.layout.view(seen.detach()), self.layout.out_axes, self.layout.in_axes)
+        if tensor is None:
+            return self._own_stack
+        return Stack(self.layout.view(tensor.detach()), self.layout.out_axes, self.layout.in_axes)
+
+    @cached_property
+    def _own_stack(self) -> Stack:
+        return self.stack(self.parameter)
 
     @cached_property
     def scale(self) -> float:

@@ -209,12 +209,14 @@ def test_a_dead_column_does_not_spoil_the_others(device: torch.device) -> None:
     assert relative_error(factor[:, alive], svd_factor(matrix[:, alive])) < 1e-6
 
 
-def test_the_gram_route_hands_over_what_it_cannot_do(device: torch.device) -> None:
-    good, bad = (with_condition(64, 64, condition, device).float() for condition in (1e2, 1e9))
-    _, redo, _ = exact_factor(torch.stack([good, bad]))
-    assert redo.tolist() == [False, True]
-    _, info = polar_with_info(torch.stack([good, bad]), PolarOptions())
-    assert info.redone.tolist() == [False, True]
+def test_each_route_hands_over_what_it_cannot_do(device: torch.device) -> None:
+    stack = torch.stack([with_condition(64, 64, condition, device).float() for condition in (1e2, 2e6, 1e9)])
+    _, _, again, left = exact_factor(stack)
+    assert (again, left) == ([1, 2], [2])
+    factor, info = polar_with_info(stack, PolarOptions())
+    assert info.redone.tolist() == [False, True, True]
+    assert (info.null_directions > 0).tolist() == [False, False, True]
+    assert relative_error(factor[1], svd_factor(stack[1])) < 5e-6
 
 
 @pytest.mark.parametrize("method", ["published", "exact", "fast"])

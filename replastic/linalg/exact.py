@@ -10,7 +10,9 @@ orthogonal matrix, but to the wrong one. Routes, by what was fastest where (docs
     float64 input       SVD: squaring the condition number costs digits that float64 output would show
 
 Tall matrices are iterated on the Gram side, where a step costs n³ instead of m·n². Each route says which matrices it
-cannot vouch for; those, and only those, are done again by SVD, which also applies the rank policy.
+cannot vouch for. Those, and only those, go through four Halley steps on the matrix itself, good to condition numbers of
+about 1e7; what is left after that has singular values at the level of float32's rounding and goes to the SVD, which
+applies the rank policy.
 """
 
 from __future__ import annotations
@@ -31,41 +33,59 @@ _HALLEY_BATCH_FROM, _HALLEY_BATCH = 768, 12  # factorisations of a batch run sid
 _CLOSE = 2e-3
 
 
-def _quintic_steps() -> tuple[Triple, ...]:
-    return minimax_quintics(lowest=1e-6, tolerance=_CLOSE, cushion=0.024, margin=1e-9)
-
-
-def _halley_steps() -> tuple[tuple[Triple, ...], float]:
-    return halley_weights(lowest=1e-7, steps=3)
-
-
-def exact_factor(w: Tensor, padding: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """The polar factor of float32 w (batch, m, n), m >= n, which of the batch to redo by SVD, and `gram_sums` of w.
+def exact_factor(w: Tensor, padding: Tensor | int = 0) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    """The polar factor of float32 w (batch, m, n), m >= n; `gram_sums` of w; which matrices took a second attempt, and
+    which of those are still to be done by SVD.
 
     padding: how many columns of each matrix are only there to fill the batch; they are zero and stay so.
     """
     x = w.double()
     g = gram(x)
     sums = gram_sums(g)
-    route = _on_cuda if w.is_cuda else _by_eigenvectors
-    factor, redo = route(x, g, padding)
+    precise, redo = (_on_cuda if w.is_cuda else _by_eigenvectors)(x, g, padding)
     del x, g  # float64 is large: gone before the copy in float32 is made
-    return factor.to(w.dtype), redo, sums
+    factor = precise.to(w.dtype)
+    del precise
+    again = (redo & (sums[:, 1] > 0)).nonzero()[:, 0].tolist()
+    left: list[int] = []
+    for index in again:
+        x = w[index : index + 1].double()
+        g = gram(x)
+        scale = _power_of_two_bound(g)
+        careful, fourth_powers = _halley(x.div_(scale), g.div_(scale.square()), *halley_weights(lowest=1.5e-8, steps=4))
+        factor[index] = careful[0]
+        if _left_behind(fourth_powers, padding if isinstance(padding, int) else padding[index], w.shape[-1]):
+            left.append(index)
+    return factor, sums, again, left
 
 
 def _on_cuda(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor]:
+    count, m, n = x.shape
+    if n >= _HALLEY_FROM and count > 1:
+        # Batched factorisations are made for small matrices; large ones are faster one by one.
+        redo = x.new_zeros(count, dtype=torch.bool)
+        for index in range(count):
+            at = slice(index, index + 1)
+            x[at], redo[at] = _on_cuda(x[at], g[at], padding if isinstance(padding, int) else padding[at])
+        return x, redo
     scale = _power_of_two_bound(g)
     x = x.div_(scale)
     r = g.div_(scale.square())
-    count, _, n = x.shape
-    halley = n >= _HALLEY_FROM or (n >= _HALLEY_BATCH_FROM and count >= _HALLEY_BATCH)
-    if x.shape[-2] >= _TALL * x.shape[-1]:
-        factor, fourth_powers = _halley_on_gram(x, r) if halley else _quintics_on_gram(x, r)
+    if n >= _HALLEY_FROM or (n >= _HALLEY_BATCH_FROM and count >= _HALLEY_BATCH):
+        route = _halley_on_gram if m >= _TALL * n else _halley
+        factor, fourth_powers = route(x, r, *halley_weights(lowest=1e-7, steps=3))
     else:
-        factor, fourth_powers = _halley(x, r) if halley else _quintics(x, r)
-    # One direction left behind stands out of the sum of d⁴ over n small ones; padding has d = 1 exactly. Written as
-    # "not <=" so that a NaN, from a factorisation that broke down, counts as left behind.
-    return factor, ~(fourth_powers - padding <= x.shape[-1] * (2.5 * _CLOSE) ** 4)
+        route = _quintics_on_gram if m >= _TALL * n else _quintics
+        factor, fourth_powers = route(x, r, minimax_quintics(lowest=1e-6, tolerance=_CLOSE, cushion=0.024, margin=1e-9))
+    return factor, _left_behind(fourth_powers, padding, n)
+
+
+def _left_behind(fourth_powers: Tensor, padding: Tensor | int, n: int) -> Tensor:
+    """Which matrices have a direction that did not come close: it stands out of the sum of d⁴ over n small ones.
+
+    Padding has d = 1 exactly. "Not <=", so that a NaN, from a factorisation that broke down, counts too.
+    """
+    return ~(fourth_powers - padding <= n * (2.5 * _CLOSE) ** 4)
 
 
 def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, int]:
@@ -100,10 +120,10 @@ def _power_of_two_bound(g: Tensor) -> Tensor:
     return torch.exp2(torch.log2(bound * (1 + 1e-12)).ceil())[:, None, None]
 
 
-def _quintics(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+def _quintics(x: Tensor, r: Tensor, steps: tuple[Triple, ...]) -> tuple[Tensor, Tensor]:
     spare = torch.empty_like(x)
     square = torch.empty_like(r)
-    for a, b, c in _quintic_steps():
+    for a, b, c in steps:
         symmetric_product(r, r, r, beta=b, alpha=c, out=square)
         x, spare = torch.baddbmm(x, x, square, beta=a, out=spare), x
         gram(x, out=r)
@@ -111,9 +131,9 @@ def _quintics(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     return torch.baddbmm(x, x, z, out=spare), fourth_powers
 
 
-def _quintics_on_gram(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+def _quintics_on_gram(x: Tensor, r: Tensor, steps: tuple[Triple, ...]) -> tuple[Tensor, Tensor]:
     root: Tensor | None = None
-    for a, b, c in _quintic_steps():
+    for a, b, c in steps:
         s = symmetric_product(r, r, r, beta=b, alpha=c)  # the step multiplies x by a·I + S
         t = symmetric_product(r, s, r, beta=a)
         r = symmetric_product(t, s, t, beta=a, out=r)
@@ -125,13 +145,12 @@ def _quintics_on_gram(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     return _finish_on_gram(x, r, root)
 
 
-def _halley(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    weights, low = _halley_steps()
+def _halley(x: Tensor, r: Tensor, weights: tuple[Triple, ...], low: float) -> tuple[Tensor, Tensor]:
     for index, (a, b, c) in enumerate(weights):
         if index:
             gram(x, out=r)
         r.mul_(c).diagonal(dim1=-2, dim2=-1).add_(1)
-        factor = torch.linalg.cholesky_ex(r, out=(r, r.new_empty(r.shape[0], dtype=torch.int32)))[0]
+        factor = _cholesky_(r)
         solved = torch.linalg.solve_triangular(factor.mT, x, upper=True, left=False)
         solved = torch.linalg.solve_triangular(factor, solved, upper=False, left=False)
         x = solved.mul_(a - b / c).add_(x, alpha=b / c)
@@ -140,14 +159,13 @@ def _halley(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     return torch.baddbmm(x, x, z), fourth_powers
 
 
-def _halley_on_gram(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+def _halley_on_gram(x: Tensor, r: Tensor, weights: tuple[Triple, ...], low: float) -> tuple[Tensor, Tensor]:
     """With P = (I + cR)^-1 a step is X(b/c·I + e·P), e = a - b/c; and RP = (I - P)/c gives the new R with one product."""
-    weights, low = _halley_steps()
     root: Tensor | None = None
     for a, b, c in weights:
         p = r * c
         p.diagonal(dim1=-2, dim2=-1).add_(1)
-        p = _spd_inverse(p)
+        p = _spd_inverse_(p)
         base, e = b / c, a - b / c
         r = symmetric_product(p, p, r, beta=base * base, alpha=-e * e / c)
         r.add_(p, alpha=(e * e - 2 * base * e) / c).diagonal(dim1=-2, dim2=-1).add_(2 * base * e / c)
@@ -161,16 +179,21 @@ def _halley_on_gram(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     return _finish_on_gram(x.mul_(centre), r.mul_(centre**2), root)
 
 
-def _spd_inverse(matrix: Tensor) -> Tensor:
-    factor = torch.linalg.cholesky_ex(matrix)[0]
+def _cholesky_(matrix: Tensor) -> Tensor:
+    """The lower factor, in place; without a check, and so without waiting for the device."""
+    return torch.linalg.cholesky_ex(matrix, out=(matrix, matrix.new_empty(len(matrix), dtype=torch.int32)))[0]
+
+
+def _spd_inverse_(matrix: Tensor) -> Tensor:
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
-    return gram(torch.linalg.solve_triangular(factor, eye, upper=False))
+    return gram(torch.linalg.solve_triangular(_cholesky_(matrix), eye, upper=False), out=matrix)
 
 
 def _finish_on_gram(x: Tensor, r: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor]:
     assert root is not None  # the schedules are not empty
     z, fourth_powers = _taylor(r)
     root = symmetric_product(root, z, root, beta=1.0)
+    del z, r
     return torch.bmm(x, root), fourth_powers
 
 

@@ -222,14 +222,14 @@ def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, in
         return replace(result, factor=result.factor.to(w.device))
     norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
     if w.dtype == torch.float64:
-        factor, redo, before = torch.zeros_like(w), torch.ones_like(norm, dtype=torch.bool), gram_sums(gram(w))
+        factor, before, redone = torch.zeros_like(w), gram_sums(gram(w)), []
+        left = norm.nonzero()[:, 0].tolist()
     else:
         padding = [w.shape[-1] - n for _, n in sizes]
-        factor, redo, before = exact_factor(w, torch.tensor(padding, device=w.device) if any(padding) else 0)
+        factor, before, redone, left = exact_factor(w, torch.tensor(padding, device=w.device) if any(padding) else 0)
     before.div_(norm.square().clamp_min(torch.finfo(torch.float64).tiny)[:, None])
-    where = (redo & (norm > 0)).nonzero()[:, 0].tolist()
     null: dict[int, int] = {}
-    for index in where:
+    for index in left:
         m, n = sizes[index]
         single, count = svd_factor(w[index, :m, :n].double(), options.rank, options.tolerance(w.dtype, m))
         factor[index, :m, :n] = single.to(w.dtype)
@@ -240,7 +240,7 @@ def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, in
             f"{len(null)} of {len(w)} matrices of shape {tuple(w.shape[-2:])} are rank-deficient: pass "
             'rank="partial" to keep their null space, or rank="complete" to fill it'
         )
-    return BatchResult(factor, _sums(norm, before, factor), () if w.dtype == torch.float64 else tuple(where), null)
+    return BatchResult(factor, _sums(norm, before, factor), tuple(redone), null)
 
 
 def _sums(norm: Tensor, before: Tensor, factor: Tensor) -> Tensor:
