@@ -63,7 +63,7 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def fire(method: str, precision: str | None = None) -> Callable[[nn.Module], object]:
-    where = lambda model: "gpt" if hasattr(model, "lm_head") else "everything"  # noqa: E731
+    where = lambda model: "paper_gpt" if hasattr(model, "lm_head") else "everything"  # noqa: E731
     return lambda model: rp.fire_(model, method=method, precision=precision, where=where(model))  # pyright: ignore[reportArgumentType]
 
 

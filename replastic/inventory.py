@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules import conv
 from torch.nn.utils.parametrize import ParametrizationList
 
-from .layers import ATTENTION, Kind, Layout, UnknownLayout, is_lazy, layouts, role_of
+from .layers import ATTENTION, FUSED, Kind, Layout, UnknownLayout, is_lazy, layouts, role_of
 from .linalg.batches import Stack
-from .linalg.polar_factor import FLOAT_DTYPES
+from .linalg.polar_factor import DEVICES, FLOAT_DTYPES
 
 
 @dataclass(frozen=True)
@@ -29,29 +30,31 @@ class WeightMatrix:
     kind: Kind
     role: str | None = None  # "query", "key" or "value" in attention
     also_named: tuple[str, ...] = ()  # further names of the same tensor
+    aliases: tuple[nn.Parameter, ...] = ()  # further parameter objects on the same memory
     tied_to: str = ""  # of an embedding: the output head that reads it the other way round, and the reverse
 
     def stack(self, tensor: Tensor | None = None) -> Stack:
         """The matrices as views into the parameter, or into another tensor of its shape (optimiser state, a mask)."""
-        if tensor is None:
-            return self._own_stack
-        return Stack(self.layout.view(tensor.detach()), self.layout.out_axes, self.layout.in_axes)
+        seen = self.parameter if tensor is None else tensor
+        return Stack(self.layout.view(seen.detach()), self.layout.out_axes, self.layout.in_axes)
 
-    @cached_property
-    def _own_stack(self) -> Stack:
-        return self.stack(self.parameter)
-
-    @cached_property
+    @property
     def scale(self) -> float:
         """The size FIRE gives an isometry in this layer: sqrt(out/in), divided by the kernel's area (appendix C)."""
         stack = self.stack()
         return math.sqrt(stack.rows / stack.columns) / self.layout.kernel_area
 
-    @cached_property
+    @property
     def memory(self) -> tuple[object, ...]:
         """Equal for weights that are the same memory, be it one parameter or two."""
-        parameter = self.parameter
-        return parameter.device, parameter.data_ptr(), parameter.numel()
+        return self.parameter.device, self.parameter.data_ptr(), self.parameter.numel()
+
+    @property
+    def reading(self) -> tuple[object, ...]:
+        """Equal for weights that are, in addition, the same matrices of it."""
+        view = self.stack().view
+        axes = tuple((size, stride) for size, stride in zip(view.shape, view.stride(), strict=True) if size > 1)
+        return view.device, view.data_ptr(), axes
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,8 @@ def matrices(layer: nn.Module, name: str = "", parent: nn.Module | None = None) 
     """
     found = Inventory()
     _read(layer, name, parent, found)
-    for weight in found.broken:
+    for weight in [*found.broken, *found.skipped]:
         raise TypeError(f"{weight.name} {weight.reason}")
-    for weight in found.skipped:
-        if not weight.reason.startswith("frozen"):
-            raise TypeError(f"{weight.name}: {weight.reason}")
     if not found.weights:
         raise TypeError(f"{type(layer).__name__} has no weight matrix that is known; replastic.layers lists what is")
     return found.weights
@@ -104,7 +104,7 @@ def take_inventory(model: nn.Module) -> Inventory:
     found = Inventory()
     # torch.compile wraps a module in another that holds it as "_orig_mod"; under its own name stands the original.
     modules = {
-        name.replace("_orig_mod.", "").removesuffix("_orig_mod").rstrip("."): module
+        ".".join(part for part in name.split(".") if part != "_orig_mod"): module
         for name, module in model.named_modules(remove_duplicate=False)
     }
     for name, module in modules.items():
@@ -112,10 +112,11 @@ def take_inventory(model: nn.Module) -> Inventory:
             _read(module, name, modules[name.rpartition(".")[0]] if name else None, found)
     found.modules = list(modules)
     embeddings = {weight.memory for weight in found.weights if weight.kind == "embedding"}
-    changeable = [weight for weight in found.weights if weight.parameter.requires_grad]
-    frozen = [weight for weight in found.weights if not weight.parameter.requires_grad]
+    fixed = {weight.memory for weight in found.weights if not weight.parameter.requires_grad}
+    changeable = [weight for weight in found.weights if weight.memory not in fixed]
+    frozen = [weight for weight in found.weights if weight.memory in fixed]
     found.skipped += [
-        Unavailable(w.name, w.kind, w.role, tuple(w.parameter.shape), "frozen (requires_grad=False)", w.also_named)
+        Unavailable(w.name, w.kind, w.role, tuple(w.parameter.shape), "is frozen (requires_grad=False)", w.also_named)
         for w in _merge_tied(frozen, set())
     ]
     found.weights = _merge_tied(changeable, embeddings)
@@ -128,8 +129,14 @@ def unusable(parameter: Tensor) -> str | None:
         return "is lazy and has no shape yet: run one batch through the model first"
     if parameter.is_meta:
         return "is on the meta device and has no values: load the model's weights first"
+    if parameter.layout != torch.strided:
+        return f"is stored as {parameter.layout}: leave it out with where=..., or make it dense"
     if parameter.is_quantized or parameter.dtype not in FLOAT_DTYPES:
         return f"has dtype {parameter.dtype}, not a float: leave it out with where=..., or load the model unquantised"
+    if parameter.device.type not in DEVICES:
+        return f"is on {parameter.device}, where there is no float64: move the model first, as in model.cpu()"
+    if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+        return "is expanded: several of its entries are one number. Make it a tensor of its own with .clone()"
     plain = parameter.data if isinstance(parameter, nn.Parameter) else parameter
     if type(plain) not in (Tensor, nn.Parameter):
         return (
@@ -143,31 +150,36 @@ def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Invento
     """Add the weights of one module itself, frozen ones among them."""
     prefix, last = (f"{name}." if name else ""), name.rpartition(".")[2]
     if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
-        kind = _quantised_kind(module)
-        if kind is not None:
+        held = _quantised_kind(module)
+        if held is not None:
             reason = "is quantised: leave it out with where=..., or load the model unquantised"
-            found.broken.append(Unavailable(f"{prefix}weight", kind, role_of(name), (), reason))
+            found.broken.append(Unavailable(f"{prefix}weight", held, role_of(name), (), reason))
         return
     own = {key: value for key, value in module._parameters.items() if value is not None}
     try:
         known = layouts(module, last, parent)
     except UnknownLayout as problem:
-        shape = _shape(module, "weight")
-        found.skipped.append(Unavailable(f"{prefix}weight", "linear", role_of(name), shape, str(problem)))
+        kind: Kind = "convolution" if isinstance(module, conv._ConvNd) else "linear"
+        # Listed under presets for queries and keys too: that is what it holds among others.
+        role = "query" if "query" in FUSED.get(last, ()) else None
+        found.skipped.append(Unavailable(f"{prefix}weight", kind, role, _shape(module, "weight"), str(problem)))
         return
     for attribute, layout in known:
         full = f"{prefix}{attribute}" + (f":{layout.part}" if layout.part else "")
         role = layout.part if layout.part in ATTENTION else role_of(name)
         parameter = own.get(attribute)
         if parameter is None:
-            reason = "parametrised (weight_norm, orthogonal, ...): it is computed from other parameters at every use"
+            reason = "is parametrised (weight_norm, orthogonal, ...) or flattened by a wrapper: not a parameter of its own"
             found.skipped.append(Unavailable(full, layout.kind, role, _shape(module, attribute), reason))
         elif (problem := unusable(parameter)) is not None:
             found.broken.append(Unavailable(full, layout.kind, role, (), problem))
+        elif parameter.ndim < 2 and layout.kind != "norm":
+            reason = "has one axis: a wrapper has flattened it. Act on the model before it is wrapped"
+            found.broken.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), reason))
         elif not parameter.numel():
-            found.skipped.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), "empty"))
+            found.skipped.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), "is empty"))
         elif "lora_A" in name or "lora_B" in name:
-            reason = "low-rank adapter: only the product of its two factors means something"
+            reason = "is a low-rank adapter: only the product of its two factors means something"
             found.skipped.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), reason))
         else:
             found.weights.append(WeightMatrix(full, parameter, layout, layout.kind, role))
@@ -176,7 +188,7 @@ def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Invento
         matrix_like = not is_lazy(parameter) and parameter.ndim >= 2 and "bias" not in attribute
         # weight_v, weight_orig: what a weight that is listed already is made from
         if matrix_like and attribute not in attributes and attribute.rpartition("_")[0] not in attributes:
-            reason = f"{type(module).__name__} is not a known layer, so how this is used as a matrix is not known either"
+            reason = f"is of {type(module).__name__}, which is not a known layer: how it is a matrix is not known either"
             found.skipped.append(Unavailable(f"{prefix}{attribute}", "linear", None, tuple(parameter.shape), reason))
 
 
@@ -206,10 +218,12 @@ def _merge_tied(weights: list[WeightMatrix], embeddings: set[tuple[object, ...]]
     for weight in weights:
         head = weight.kind == "linear" and weight.memory in embeddings
         weight = replace(weight, kind="tied_head") if head else weight
-        first = merged.setdefault((weight.memory, weight.layout.part, head), weight)
+        key = (weight.reading, head)
+        first = merged.setdefault(key, weight)
         if first is not weight:
-            also = (*first.also_named, weight.name)
-            merged[weight.memory, weight.layout.part, head] = replace(first, also_named=also)
+            more = () if weight.parameter is first.parameter else (weight.parameter,)
+            names = (*first.also_named, weight.name)
+            merged[key] = replace(first, also_named=names, aliases=(*first.aliases, *more))
     names = {(weight.memory, weight.kind): weight.name for weight in merged.values()}
     other: dict[Kind, Kind] = {"embedding": "tied_head", "tied_head": "embedding"}
     return [

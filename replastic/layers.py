@@ -100,7 +100,7 @@ def layouts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> list[
     if isinstance(layer, nn.Bilinear):
         return [("weight", Layout("bilinear", in_axes=2))]
     if isinstance(layer, conv._ConvNd):
-        return _convolution(layer, last_name, parent)
+        return _convolution(layer, last_name)
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         return [("weight", Layout("embedding", lambda weight: weight.mT))]
     if isinstance(layer, _NORMS):
@@ -131,7 +131,7 @@ def _gates(name: str, gates: int) -> Layout:
     return Layout("recurrent", lambda weight: weight.unflatten(0, (gates, -1)))
 
 
-def _convolution(layer: conv._ConvNd, last_name: str, parent: nn.Module | None) -> list[tuple[str, Layout]]:
+def _convolution(layer: conv._ConvNd, last_name: str) -> list[tuple[str, Layout]]:
     groups, taps = layer.groups, len(layer.kernel_size)
     area = 1
     for size in layer.kernel_size:
@@ -156,14 +156,9 @@ def _convolution(layer: conv._ConvNd, last_name: str, parent: nn.Module | None) 
         lead = grouped.ndim - taps
         return grouped.permute(*(lead + taps + axis for axis in kernel), *range(lead))
 
-    parts = _parts(layer, last_name, parent) if groups == 1 and not layer.transposed else None
-    if parts is None:
-        return [("weight", Layout("convolution", by_tap, kernel_area=area))]
-    rows = _rows(lambda weight: weight, parts[1])
-    return [
-        ("weight", Layout("convolution", lambda w, take=take: by_tap(take(w)), kernel_area=area, part=part))
-        for part, take in zip(parts[0], rows, strict=True)
-    ]
+    if last_name in FUSED and FUSED[last_name] != _GATED:
+        raise UnknownLayout("is a fused convolution; some order its channels by part and some by head, and it does not say")
+    return [("weight", Layout("convolution", by_tap, kernel_area=area))]
 
 
 def _linear(layer: nn.Module, last_name: str, parent: nn.Module | None, orient: Callable[[Tensor], Tensor]) -> list[Layout]:
@@ -183,20 +178,20 @@ def _parts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> tuple[
         return None
     out, into = _out_and_in(layer)
     if getattr(parent, "head_first", False) or any(name in type(parent).__name__ for name in _INTERLEAVED):
-        raise UnknownLayout(f"fused projection of {type(parent).__name__}, which orders its rows by head")
+        raise UnknownLayout(f"is a fused projection of {type(parent).__name__}, which orders its rows by head")
     if last_name == "c_attn" and getattr(parent, "is_cross_attention", False):  # GPT-2: the queries are apart
         names = ("key", "value")
     heads, kv_heads = _heads(parent)
     if names == ATTENTION and heads and kv_heads and heads != kv_heads:
         each, rest = divmod(out, heads + 2 * kv_heads)
         if rest:
-            raise UnknownLayout(f"fused projection with {out} rows for {heads} query and {kv_heads} key heads")
+            raise UnknownLayout(f"is a fused projection with {out} rows for {heads} query and {kv_heads} key heads")
         return names, [heads * each, kv_heads * each, kv_heads * each]
     # Equal parts need a reason: the width of the input or of the heads. Being a multiple of three is none.
     width = (heads or 0) * (_number(parent, "head_dim", "dim_head") or 0)
     always = names == _GATED or last_name in ("to_qkv", "to_kv")
     if out % len(names) or not (always or out // len(names) in (into, width)):
-        raise UnknownLayout(f"fused {out} x {into} projection that is not {len(names)} equal parts")
+        raise UnknownLayout(f"is a fused {out} x {into} projection that is not {len(names)} equal parts")
     return names, [out // len(names)] * len(names)
 
 
@@ -206,7 +201,7 @@ def _interleaved(layer: nn.Module, parent: nn.Module | None) -> list[Layout]:
     out, _ = _out_and_in(layer)
     known = any(family in type(parent).__name__ for family in ("NeoX", "Bloom"))
     if not known or not heads or out % (3 * heads):
-        raise UnknownLayout(f"query_key_value of {type(parent).__name__}, whose order of rows is not known")
+        raise UnknownLayout(f"is the query_key_value of {type(parent).__name__}, whose order of rows is not known")
     return [
         Layout("linear", lambda w, at=at: w.unflatten(0, (heads, 3, -1))[:, at], out_axes=2, part=part)
         for at, part in enumerate(ATTENTION)
@@ -224,8 +219,6 @@ def _rows(orient: Callable[[Tensor], Tensor], counts: list[int]) -> list[Callabl
 def _out_and_in(layer: nn.Module) -> tuple[int, int]:
     if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features
-    if isinstance(layer, conv._ConvNd):
-        return layer.out_channels, layer.in_channels
     return cast(int, layer.nf), cast(int, layer.nx)  # Conv1D
 
 

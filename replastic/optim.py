@@ -60,7 +60,7 @@ def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None
                 start = _COUNTERS[key]
                 state[key] = value.fill_(start) if isinstance(value, Tensor) else start
         elif index is not None:
-            value[index] = 0
+            value[index.to(value.device) if isinstance(index, Tensor) else index] = 0
         elif key == "momentum_buffer" and group.get("dampening"):
             state[key] = None
         else:
@@ -69,6 +69,13 @@ def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None
 
 def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> None:
     """Raise unless `clear_state_` with these arguments will succeed; changes nothing."""
+    name = type(optimizer).__name__
+    for attribute in ("optim", "optimizer", "base_optimizer"):
+        inner = getattr(optimizer, attribute, None)
+        if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
+            raise TypeError(f"{name} keeps its state in another optimiser: pass that, as in optimizer.{attribute}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("LBFGS remembers all parameters as one vector: build it anew instead")
     _group_of(optimizer, param)
     for key, value in optimizer.state.get(param, {}).items():
         if key in _COUNTERS or value is None:
@@ -76,21 +83,27 @@ def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> N
         starts_elsewhere = key == "sum" and optimizer.defaults.get("initial_accumulator_value")
         if key not in _ZERO_AT_START or starts_elsewhere:
             raise TypeError(
-                f"{type(optimizer).__name__} keeps {key!r}, and how that starts is not known: build the optimiser anew "
+                f"{name} keeps {key!r}, and how that starts is not known: build the optimiser anew "
                 f"instead, or del optimizer.state[param] if it makes state when it is missing"
             )
-        if index is not None and (type(value) not in (Tensor, torch.nn.Parameter) or value.shape != param.shape):
+        kind = type(value).__name__
+        if kind not in ("Tensor", "Parameter", "DTensor"):
+            raise TypeError(f"{name}'s {key!r} is a {kind}, not a plain tensor: build the optimiser anew instead")
+        if index is not None and (kind == "DTensor" or value.shape != param.shape):
             raise TypeError(
-                f"{type(optimizer).__name__}'s {key!r} is a {type(value).__name__} of shape {tuple(value.shape)}, of which "
-                "single entries cannot be cleared: clear the whole parameter with index=None"
+                f"{name}'s {key!r} is a {kind} of shape {tuple(value.shape)}, of which single entries cannot be cleared: "
+                "clear the whole parameter with index=None"
             )
+
+
+def holds(optimizer: Optimizer, param: Tensor) -> bool:
+    """Whether the optimiser trains this parameter."""
+    return any(held is param for group in optimizer.param_groups for held in group["params"])
 
 
 def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
-    for group in optimizer.param_groups:
-        if any(held is param for held in group["params"]):
-            return group
-    raise ValueError(
-        f"the optimiser does not hold this parameter of shape {tuple(param.shape)}: pass the optimiser that trains it, "
-        "or optimizer=None"
-    )
+    if not holds(optimizer, param):
+        raise ValueError(
+            f"the optimiser does not hold this parameter of shape {tuple(param.shape)}: pass the optimiser that trains it"
+        )
+    return next(group for group in optimizer.param_groups if any(held is param for held in group["params"]))

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .inventory import WeightMatrix
-from .linalg.batches import Batch, make_batches
-from .linalg.polar_factor import BatchResult, PolarOptions, deviations, polar_batch, scratch_bytes, work_dtype
-from .linalg.products import float32_precision, gram, gram_sums
-
-_LEAST_BUDGET = 192 * 2**20
+from .linalg.batches import Batch, Stack, make_batches
+from .linalg.polar_factor import (
+    DEFAULT_BUDGET,
+    BatchResult,
+    PolarOptions,
+    deviations,
+    polar_batch,
+    scratch_bytes,
+    work_dtype,
+)
+from .linalg.products import float32_precision, frobenius_norms, gram, gram_sums
 
 
 @dataclass(frozen=True)
 class Figures:
     """What happened to one weight, summed over its matrices."""
 
+    matrices: int
+    shape: tuple[int, int]  # (out, in) of each matrix
+    scale: float
     dfi_before: float  # deviation from isometry with the layer's scale taken out
     dfi_after: float
     sfe: float  # ‖before - after‖²
@@ -30,15 +39,20 @@ class Figures:
     redone: int  # matrices for which a safer route took over
 
 
-@dataclass
 class Account:
-    """Sums over matrices, on the device that made them until `figures` asks: so nobody waits for a report nobody reads."""
+    """Sums over matrices, on the device that made them until `figures` asks: so nobody waits for a report nobody reads.
 
-    weights: Sequence[WeightMatrix]
-    owners: list[int] = field(default_factory=list)  # for each matrix, which weight it is of
-    rows: list[Tensor] = field(default_factory=list)  # (matrices, 6): a `BatchResult`'s sums, and ‖before - after‖
-    redone: Counter[int] = field(default_factory=Counter)
-    null_directions: Counter[int] = field(default_factory=Counter)
+    It holds numbers only, no weights, and so keeps no model alive.
+    """
+
+    def __init__(self, stacks: Sequence[Stack], scales: Sequence[float]) -> None:
+        self.counts = [stack.count for stack in stacks]
+        self.shapes = [(stack.rows, stack.columns) for stack in stacks]
+        self.scales = scales
+        self.owners: list[int] = []  # for each matrix, which weight it is of
+        self.rows: list[Tensor] = []  # (matrices, 6): a `BatchResult`'s sums, and ‖before - after‖
+        self.redone: Counter[int] = Counter()
+        self.null_directions: Counter[int] = Counter()
 
     def add(self, batch: Batch, result: BatchResult, row: Tensor) -> None:
         own = batch.owners
@@ -50,18 +64,26 @@ class Account:
 
     def figures(self) -> list[Figures]:
         table = torch.cat([row.cpu() for row in self.rows])
-        scales = [weight.scale for weight in self.weights]
-        columns = [weight.stack().sides[1] for weight in self.weights]
-        before, after = deviations(
-            table,
-            torch.tensor([scales[owner] for owner in self.owners], dtype=torch.float64),
-            torch.tensor([columns[owner] for owner in self.owners], dtype=torch.float64),
-        )
+        owners = torch.tensor(self.owners, device="cpu")
+        scale = torch.tensor(self.scales, dtype=torch.float64, device="cpu")[owners]
+        columns = torch.tensor([min(shape) for shape in self.shapes], dtype=torch.float64, device="cpu")[owners]
+        before, after = deviations(table, scale, columns)
         norm, moved = table[:, 0], table[:, 5]
         by_matrix = torch.stack([before, after, moved.square(), norm.square(), norm == 0], dim=1)
-        by_weight = torch.zeros(len(scales), 5, dtype=torch.float64).index_add_(0, torch.tensor(self.owners), by_matrix)
+        by_weight = by_matrix.new_zeros(len(self.scales), 5).index_add_(0, owners, by_matrix)
         return [
-            Figures(before, after, sfe, square, int(zero), self.null_directions[at], self.redone[at])
+            Figures(
+                self.counts[at],
+                self.shapes[at],
+                self.scales[at],
+                before,
+                after,
+                sfe,
+                square,
+                int(zero),
+                self.null_directions[at],
+                self.redone[at],
+            )
             for at, (before, after, sfe, square, zero) in enumerate(by_weight.tolist())
         ]
 
@@ -69,19 +91,26 @@ class Account:
 def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int | None = None) -> Account:
     """W <- scale · polar(W) for each weight, in place. The weights must be finite.
 
+    A device that fails halfway (out of memory, a factorisation that does not converge) leaves the weights of finished
+    batches changed and the others as they were.
+
     budget: bytes of scratch memory to stay within, as far as single matrices allow; None: 192 MiB or, if that is more,
         what the largest matrix takes alone, or what a plain loop would take for the largest layer (four copies).
     """
     stacks = [weight.stack() for weight in weights]
     bytes_of = scratch_bytes(options)
     if budget is None:
-        single = max(bytes_of(*stack.sides, stack.view.device) for stack in stacks)
-        budget = max(_LEAST_BUDGET, 16 * max(stack.view.numel() for stack in stacks), single)
+        single = max(bytes_of(*stack.sides, stack.view.device, stack.view.dtype) for stack in stacks)
+        budget = max(DEFAULT_BUDGET, 16 * max(stack.view.numel() for stack in stacks), single)
     batches = make_batches(stacks, bytes_of, budget)
     scales = [weight.scale for weight in weights]
     # Sent before any work is: a copy from the host waits for all that the device was given until then.
-    sent = [torch.tensor([scales[owner] for owner in batch.owners]).to(batch.device) for batch in batches]
-    account = Account(weights)
+    # In float64, whatever torch's default is: a float64 weight needs all of the scale.
+    sent = [
+        torch.tensor([scales[owner] for owner in batch.owners], dtype=torch.float64, device=batch.device)
+        for batch in batches
+    ]
+    account = Account(stacks, scales)
     for batch, each in zip(batches, sent, strict=True):
         scale = each[:, None, None]
         w = batch.gather(work_dtype(batch.dtype))
@@ -89,6 +118,7 @@ def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int
         new = result.factor.mul_(scale)
         batch.scatter_(new)
         account.add(batch, result, _sums_as_stored(w, new, scale, result, batch.dtype))
+    torch.clear_autocast_cache()  # inside an autocast region the next forward would use copies of the old weights
     return account
 
 
@@ -98,7 +128,7 @@ def _sums_as_stored(w: Tensor, new: Tensor, scale: Tensor, result: BatchResult, 
     if dtype not in (torch.float32, torch.float64):
         # An account is of the weights as they are stored, and half precision is far coarser than the factor.
         new.copy_(new.to(dtype))
-        with float32_precision("ieee"), torch.autocast(new.device.type, enabled=False):
-            sums[:, 3:5] = gram_sums(gram(new / scale))
-    moved = torch.linalg.vector_norm(w.sub_(new), dim=(-2, -1), dtype=torch.float64)
+        with float32_precision("ieee", new.device), torch.autocast(new.device.type, enabled=False):
+            sums[:, 3:5] = gram_sums(gram((new / scale).to(new.dtype)))
+    moved = frobenius_norms(w.sub_(new))
     return torch.cat([sums, moved[:, None]], dim=1)

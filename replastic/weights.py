@@ -43,11 +43,11 @@ PRESETS: dict[str, tuple[str, Callable[[Kind, str | None], bool]]] = {
     "queries_and_keys": ("query and key projections of attention", lambda kind, role: role in ("query", "key")),
     "embeddings": ("embedding tables, also those tied to an output head", lambda kind, role: kind == "embedding"),
     "norms": ("gains of normalisation layers, each a 1 x 1 matrix", lambda kind, role: kind == "norm"),
-    "cnn": ("FIRE's choice for ResNet and VGG: everything", lambda kind, role: kind in _ORDINARY),
-    "vit": ("FIRE's choice for ViT: queries_and_keys", lambda kind, role: role in ("query", "key")),
-    "gpt": ("FIRE's choice for GPT: linears and the tied head", lambda kind, role: kind in ("linear", "tied_head")),
-    "dqn": ("FIRE's choice for DQN: convolutions", lambda kind, role: kind == "convolution"),
-    "sac": ("FIRE's choice for SAC: linears", lambda kind, role: kind == "linear"),
+    "paper_cnn": ("FIRE's choice for ResNet and VGG: everything", lambda kind, role: kind in _ORDINARY),
+    "paper_vit": ("FIRE's choice for ViT: queries_and_keys", lambda kind, role: role in ("query", "key")),
+    "paper_gpt": ("FIRE's choice for GPT: linears and the tied head", lambda kind, role: kind in ("linear", "tied_head")),
+    "paper_dqn": ("FIRE's choice for DQN: convolutions", lambda kind, role: kind == "convolution"),
+    "paper_sac": ("FIRE's choice for SAC: linears", lambda kind, role: kind == "linear"),
 }
 
 
@@ -55,12 +55,12 @@ def select(model: nn.Module, where: Where = "everything") -> Selection:
     """The weight matrices of `model` that `where` asks for, each tensor once, and those left alone, with the reason.
 
     where: one of, or a list of (their union):
-        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`)
+        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`); "preset:name" if a module has it too
         a glob over names    "encoder.*", "*.mlp.*.weight", "*:value" (a part of a fused weight)
         a name               of a weight, or of the module that holds it
         a predicate          called with each `WeightMatrix`
     Embeddings and norms come only by their preset or their own name: a glob or a predicate that happens to cover them
-    does not ask for them. A weight tied to an embedding counts as an embedding, except in the preset "gpt".
+    does not ask for them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
     """
     found = take_inventory(model)
     asks = list(where) if isinstance(where, Iterable) and not isinstance(where, str) else [where]
@@ -71,6 +71,8 @@ def select(model: nn.Module, where: Where = "everything") -> Selection:
             raise TypeError(f"{weight.name} {weight.reason}")
     chosen = [weight for weight in found.weights if any(test(weight) for test in tests)]
     wanted = [weight for weight in found.skipped if any(test(weight) for test in tests)]
+    if any(callable(ask) for ask in asks):  # a predicate cannot be asked about what is no matrix
+        wanted = [*found.skipped, *found.broken]
     left_alone = [LeftAlone(weight.name, weight.shape, weight.reason) for weight in wanted]
     left_alone += _unasked_embeddings(asks, found, chosen)
     if not chosen:
@@ -85,8 +87,10 @@ def _test(ask: object, found: Inventory) -> Callable[[WeightMatrix | Unavailable
         return lambda weight: isinstance(weight, WeightMatrix) and weight.kind in _ORDINARY and bool(ask(weight))
     if not isinstance(ask, str):
         raise TypeError(f"where={ask!r}: give a preset's name, a glob, a weight's name, a predicate, or a list of these")
-    if ask in PRESETS:
-        rule = PRESETS[ask][1]
+    if ask in PRESETS and ask in found.modules:
+        raise ValueError(f"where={ask!r} is a preset and a module of this model: write '{ask}.*' or 'preset:{ask}'")
+    if ask.removeprefix("preset:") in PRESETS:
+        rule = PRESETS[ask.removeprefix("preset:")][1]
         return lambda weight: rule(weight.kind, weight.role)
     if any(sign in ask for sign in "*?["):
         return lambda w: w.kind in _ORDINARY and any(fnmatch.fnmatchcase(form, ask) for form in _forms(w))
@@ -112,20 +116,25 @@ def _forms(weight: WeightMatrix | Unavailable) -> list[str]:
 
 
 def _unasked_embeddings(asks: Sequence[object], found: Inventory, chosen: list[WeightMatrix]) -> list[LeftAlone]:
-    """Under a preset that means linear layers, an embedding is no surprise to find left alone, but worth a line."""
-    if not any(isinstance(ask, str) and ask in PRESETS and PRESETS[ask][1]("linear", None) for ask in asks):
-        return []
+    """Where linear layers were meant, or a glob covers an embedding, leaving that alone is worth a line."""
+
+    def meant(ask: object, weight: WeightMatrix) -> bool:
+        if not isinstance(ask, str):
+            return False
+        rule = PRESETS.get(ask.removeprefix("preset:"))
+        return rule[1]("linear", None) if rule else any(fnmatch.fnmatchcase(form, ask) for form in _forms(weight))
+
     taken = {weight.memory for weight in chosen}
     return [
         LeftAlone(
             weight.name,
             tuple(weight.parameter.shape),
-            f"output head tied to {weight.tied_to}: ask for it by name, or as the paper did with where='gpt'"
+            f"output head tied to {weight.tied_to}: ask for it by name, or as the paper did with where='paper_gpt'"
             if weight.kind == "tied_head"
             else "embedding: ask for it by name, or with where=['everything', 'embeddings']",
         )
         for weight in found.weights
-        if weight.kind in ("embedding", "tied_head") and weight.memory not in taken
+        if weight.kind in ("embedding", "tied_head") and weight.memory not in taken and any(meant(a, weight) for a in asks)
     ]
 
 
@@ -142,9 +151,13 @@ def _nothing(where: Where, left_alone: list[LeftAlone], found: Inventory) -> str
 
 
 def _check_no_overlap(chosen: list[WeightMatrix]) -> None:
-    first: dict[tuple[object, ...], str] = {}
+    """Every entry of memory is to be written once: by one weight, read in one way."""
+    spans: dict[tuple[object, ...], tuple[int, int, str]] = {}
     for weight in chosen:
-        name = weight.name.partition(":")[0]
-        other = first.setdefault(weight.memory, name)
-        if other != name:
-            raise ValueError(f"{other} and {name} are one tensor, read in two ways: choose one of them")
+        p, name = weight.parameter, weight.name.partition(":")[0]
+        last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+        span = (p.data_ptr(), p.data_ptr() + (last + 1) * p.itemsize, name)
+        for start, stop, other in spans.values():
+            if other != name and span[0] < stop and start < span[1]:
+                raise ValueError(f"{other} and {name} share memory, read in two ways: choose one of them")
+        spans[weight.memory] = span

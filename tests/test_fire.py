@@ -1,5 +1,6 @@
 import copy
 import math
+import weakref
 
 import pytest
 import torch
@@ -171,14 +172,15 @@ def test_the_gpt_preset_fires_the_tied_head_as_the_authors_do() -> None:
     expected = math.sqrt(50 / 8) * polar(net["wte"].weight.detach())
     with pytest.raises(ValueError, match=r"tied to wte\.weight"):
         rp.fire_(net)
-    rp.fire_(net, where="gpt", method="exact")
+    rp.fire_(net, where="paper_gpt", method="exact")
     assert torch.allclose(net["wte"].weight, expected, atol=1e-6)
 
 
-def trained(net: nn.Module, make) -> torch.optim.Optimizer:
-    optimizer = make(net.parameters())
+def trained(net: nn.Module | nn.Parameter, make) -> torch.optim.Optimizer:
+    parameters = list(net.parameters()) if isinstance(net, nn.Module) else net
+    optimizer = make(parameters)
     for _ in range(2):
-        for parameter in net.parameters():
+        for parameter in parameters if isinstance(parameters, list) else [parameters]:
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
     return optimizer
@@ -278,3 +280,116 @@ def test_rank_complete_revives_dead_units() -> None:
     assert kept.weight.detach()[3].abs().max() < 1e-14
     rp.fire_(net, method="exact", rank="complete")
     assert net.weight.detach()[3].norm().item() == pytest.approx(math.sqrt(8 / 12), rel=1e-5)
+
+
+def test_a_float64_weight_gets_all_of_its_scale() -> None:
+    net = nn.Linear(3, 2, dtype=torch.float64)
+    rp.fire_(net, method="exact")
+    assert torch.linalg.svdvals(net.weight.detach()).sub(math.sqrt(2 / 3)).abs().max() < 1e-15
+
+
+def test_torchs_default_dtype_and_device_do_not_matter() -> None:
+    net = nn.Linear(6, 5)
+    expected = math.sqrt(5 / 6) * polar(net.weight.detach())
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        report = rp.fire_(net, method="exact")
+        assert report.layers[0].dfi_after < 1e-12
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert torch.allclose(net.weight, expected, atol=1e-7)
+
+
+def test_inside_an_autocast_region_the_next_forward_sees_the_new_weights(device: torch.device) -> None:
+    net, x = nn.Linear(16, 16).to(device), torch.randn(4, 16, device=device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        before = net(x)
+        rp.fire_(net, method="exact")
+        after = net(x)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        assert torch.equal(after, net(x))
+    assert not torch.equal(after, before)
+
+
+def test_several_optimisers_are_cleared_each_for_its_own() -> None:
+    net = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    muon = trained(net[0].weight, lambda p: torch.optim.Muon([p], lr=0.1))
+    adam = trained(net[1].weight, lambda p: torch.optim.Adam([p]))
+    with pytest.raises(ValueError, match=r"holds 1\.weight.*all of them as a list"):
+        rp.fire_(net, optimizer=muon)
+    rp.fire_(net, optimizer=[muon, adam])
+    assert not muon.state[net[0].weight]["momentum_buffer"].any()
+    assert not adam.state[net[1].weight]["exp_avg"].any()
+
+
+def test_two_parameters_on_one_memory_are_both_forgotten() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    net[1].weight = nn.Parameter(net[0].weight.data)
+    optimizer = trained(net, torch.optim.Adam)
+    rp.fire_(net, optimizer=optimizer)
+    assert not any(optimizer.state[layer.weight]["exp_avg"].any() for layer in net)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (
+            lambda net: setattr(net[1], "weight", nn.Parameter(torch.ones(1, 6).expand(6, 6))),
+            TypeError,
+            r"1\.weight is expanded",
+        ),
+        (lambda net: setattr(net[1], "weight", nn.Parameter(torch.ones(36))), TypeError, r"1\.weight has one axis"),
+        (
+            lambda net: setattr(net[1], "weight", nn.Parameter(torch.eye(6).to_sparse())),
+            TypeError,
+            r"1\.weight is stored as",
+        ),
+        (lambda net: setattr(net[1], "weight", nn.Parameter(net[0].weight.data[:4])), ValueError, "share memory"),
+        (lambda net: setattr(net[1], "weight", nn.Parameter(net[0].weight.data.T)), ValueError, "share memory"),
+    ],
+)
+def test_weights_that_cannot_be_written_are_refused_before_any_is(spoil, error: type[Exception], message: str) -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    before = net[0].weight.detach().clone()
+    spoil(net)
+    with pytest.raises(error, match=message):
+        rp.fire_(net)
+    assert torch.equal(net[0].weight, before)
+
+
+def test_a_weight_that_is_frozen_under_another_name_is_left_alone() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
+    net[1].weight = nn.Parameter(net[0].weight.data, requires_grad=False)
+    before = net[0].weight.detach().clone()
+    report = rp.fire_(net)
+    assert torch.equal(net[0].weight, before)
+    assert [weight.name for weight in report.left_alone] == ["0.weight"]
+    assert report.names == ("2.weight",)
+
+
+def test_state_that_cannot_be_cleared_is_found_out_before_a_weight_is_written() -> None:
+    net = nn.Linear(4, 4)
+    for make, message in (
+        (lambda p: torch.optim.Rprop(p), "Rprop keeps"),
+        (lambda p: torch.optim.LBFGS(p), "LBFGS"),
+    ):
+        optimizer = make(net.parameters())
+        for parameter in net.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        if not isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step()
+        before = net.weight.detach().clone()
+        with pytest.raises(TypeError, match=message):
+            rp.fire_(net, optimizer=optimizer)
+        assert torch.equal(net.weight, before)
+
+
+def test_a_kept_report_keeps_no_model_alive() -> None:
+    net = nn.Linear(4, 4)
+    storage = weakref.ref(net.weight)
+    report = rp.fire_(net)
+    del net
+    assert storage() is None
+    assert report.layers[0].matrices == 1

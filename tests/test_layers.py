@@ -237,7 +237,6 @@ FUSED = {
     "grouped queries": lambda: Fused(
         "qkv_proj", linear(8, 32), lambda y: y.split([16, 8, 8], dim=-1), num_heads=4, num_key_value_heads=2
     ),
-    "1x1 convolution": lambda: Fused("qkv", nn.Conv2d(8, 24, 1, bias=False), lambda y: tokens(y).split(8, -1), num_heads=2),
     "keys and values": lambda: Fused("kv", linear(8, 16), lambda y: (y[..., :0], *y.chunk(2, dim=-1))),
     "GPT-NeoX": lambda: hugging_face("GPTNeoX", **SMALL),
     "BLOOM": lambda: hugging_face("Bloom", **SMALL),
@@ -251,6 +250,9 @@ DOUBTFUL = {  # a name that is in the table, and rows that are not dealt out as 
     "timm's MaxViT, by head": lambda: Fused("qkv", linear(8, 24), cut_by_head(2), num_heads=2, head_first=True),
     "timm's MobileViT-2, one query": lambda: Fused(
         "qkv_proj", nn.Conv2d(16, 33, 1, bias=False), lambda y: tokens(y).split([1, 16, 16], dim=-1), embed_dim=16
+    ),
+    "a diffusion model's 1x1 convolution, by head": lambda: Fused(
+        "qkv", nn.Conv2d(8, 24, 1, bias=False), lambda y: cut_by_head(2)(tokens(y)), num_heads=2
     ),
     "Persimmon, by head": lambda: Fused("query_key_value", linear(8, 24), cut_by_head(2), num_heads=2),
     "rows that do not divide": lambda: Fused("qkv", linear(8, 20), lambda y: y.split([12, 4, 4], dim=-1)),

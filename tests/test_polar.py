@@ -200,6 +200,31 @@ def test_raise_names_the_other_policies(device: torch.device) -> None:
         polar(rank_deficient(device), rank="raise")
 
 
+def test_a_tolerance_of_ones_own_is_kept_to(device: torch.device) -> None:
+    u, v = (torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0] for _ in range(2))
+    sigma = torch.tensor([1, 1, 1, 1, 1e-3, 1e-4], dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        matrix = ((u * sigma) @ v).to(device, dtype)
+        assert int(polar_with_info(matrix, PolarOptions(rank_tolerance=1e-2))[1].null_directions) == 2
+        assert int(polar_with_info(matrix, PolarOptions())[1].null_directions) == 0
+
+
+@pytest.mark.parametrize("n", [3, 4, 8, 30])
+def test_a_column_that_is_a_sum_of_others_adds_no_direction(n: int, device: torch.device) -> None:
+    stack = torch.randn(200, n + 2, n, device=device)
+    stack[..., -1] = stack[..., 0] + stack[..., 1]  # null up to float32 rounding
+    _, info = polar_with_info(stack, PolarOptions())
+    assert info.null_directions.tolist() == [1] * 200
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float64, 1e-170), (torch.float64, 1e200), (torch.float32, 1e-40)])
+def test_the_ends_of_the_number_range_are_survived(dtype: torch.dtype, scale: float, device: torch.device) -> None:
+    matrix = torch.randn(12, 8, dtype=dtype, device=device)
+    for method in ("published", "exact"):
+        # A subnormal float32 has some 10 bits left.
+        assert relative_error(polar(matrix * scale, method), polar(matrix, method)) < (1e-2 if scale == 1e-40 else 1e-12)
+
+
 def test_a_dead_column_does_not_spoil_the_others(device: torch.device) -> None:
     matrix = torch.randn(50, 20, device=device)
     matrix[:, 7] = 0
@@ -211,7 +236,7 @@ def test_a_dead_column_does_not_spoil_the_others(device: torch.device) -> None:
 
 def test_each_route_hands_over_what_it_cannot_do(device: torch.device) -> None:
     stack = torch.stack([with_condition(64, 64, condition, device).float() for condition in (1e2, 2e6, 1e9)])
-    _, _, again, left = exact_factor(stack)
+    _, _, again, left = exact_factor(stack, 4e-7)
     assert (again, left) == ([1, 2], [2])
     factor, info = polar_with_info(stack, PolarOptions())
     assert info.redone.tolist() == [False, True, True]
@@ -260,6 +285,10 @@ def test_autocast_does_not_reach_the_projection(device: torch.device) -> None:
         ({"method": "published", "coefficients": "cubik"}, ValueError, '"cubic", "quintic", "muon"'),
         ({"method": "published", "coefficients": (1.0, 2.0)}, ValueError, "three numbers"),
         ({"method": "exact", "steps": 5}, ValueError, 'method="published"'),
+        ({"method": "published", "coefficients": (3.0, 1.0, 0.5)}, ValueError, "diverge"),
+        ({"method": "published", "coefficients": (float("nan"), 0.0, 0.0)}, ValueError, "diverge"),
+        ({"method": "published", "rank": "complete"}, ValueError, 'method="exact"'),
+        ({"rank_tolerance": float("nan")}, ValueError, "1e-6"),
         ({"rank": "full"}, ValueError, '"partial", "complete", "raise"'),
         ({"method": "published", "precision": "bf16"}, ValueError, '"ieee", "tf32"'),
     ],

@@ -73,14 +73,14 @@ def check_unchanged(model: nn.Module, call: Callable[[], object], error: type[Ex
     ("where", "expected"),
     [
         ("everything", EVERYTHING),
-        ("cnn", EVERYTHING),
+        ("paper_cnn", EVERYTHING),
         ("linears", LINEARS),
-        ("gpt", LINEARS),
-        ("sac", LINEARS),
+        ("paper_gpt", LINEARS),
+        ("paper_sac", LINEARS),
         ("convolutions", ["conv.weight"]),
-        ("dqn", ["conv.weight"]),
+        ("paper_dqn", ["conv.weight"]),
         ("queries_and_keys", QUERIES_AND_KEYS),
-        ("vit", QUERIES_AND_KEYS),
+        ("paper_vit", QUERIES_AND_KEYS),
         ("embeddings", ["wte.weight"]),
         ("norms", ["norm.weight"]),
         ("attn.*", [QUERY, KEY, VALUE, "attn.proj.weight"]),
@@ -97,7 +97,7 @@ def check_unchanged(model: nn.Module, call: Callable[[], object], error: type[Ex
         ("norm.weight", ["norm.weight"]),
         (lambda weight: weight.kind == "recurrent", RNN),
         (lambda weight: True, EVERYTHING),
-        (["dqn", "norms", "conv.weight", "*:value", lambda weight: weight.name == "head.weight"], None),
+        (["paper_dqn", "norms", "conv.weight", "*:value", lambda weight: weight.name == "head.weight"], None),
     ],
 )
 def test_where_chooses_these_weights_in_the_models_order(where: object, expected: list[str] | None) -> None:
@@ -181,7 +181,7 @@ def test_a_head_tied_to_the_embedding_is_left_alone_and_listed(where: str) -> No
 @pytest.mark.parametrize(
     ("where", "name", "other", "scale"),
     [
-        ("gpt", "head.weight", "wte.weight", math.sqrt(11 / 8)),
+        ("paper_gpt", "head.weight", "wte.weight", math.sqrt(11 / 8)),
         ("head", "head.weight", "wte.weight", math.sqrt(11 / 8)),
         ("embeddings", "wte.weight", "head.weight", math.sqrt(8 / 11)),
         ("wte.weight", "wte.weight", "head.weight", math.sqrt(8 / 11)),
@@ -193,7 +193,7 @@ def test_a_tied_head_is_read_in_the_direction_that_was_asked_for(where: str, nam
     assert weight.scale == pytest.approx(scale, rel=1e-15)
 
 
-@pytest.mark.parametrize("where", [["wte", "head"], ["gpt", "embeddings"]])
+@pytest.mark.parametrize("where", [["wte", "head"], ["paper_gpt", "embeddings"]])
 def test_choosing_both_directions_of_a_tied_tensor_is_an_error(where: list[str]) -> None:
     model = Tied()
     check_unchanged(model, lambda: fire_(model, where=where), ValueError, r"wte.weight and head.weight.*choose one")
@@ -368,9 +368,42 @@ def test_a_custom_modules_matrix_is_listed_as_unknown() -> None:
     assert names(selection) == ["known.weight"]
     (left,) = selection.left_alone
     assert (left.name, left.shape) == ("custom.mixing", (3, 4))
-    assert "Custom is not a known layer" in left.reason
+    assert "is of Custom, which is not a known layer" in left.reason
 
 
 def test_matrices_of_an_unknown_layer_are_refused() -> None:
     with pytest.raises(TypeError, match="Custom"):
         matrices(Custom())
+
+
+class Vision(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+
+def test_a_preset_that_is_also_a_module_must_be_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"write 'linears\.\*' or 'preset:linears'"):
+        select(Vision(), "linears")
+    assert [weight.name for weight in select(Vision(), "linears.*").chosen] == ["linears.weight"]
+    assert len(select(Vision(), "preset:linears").chosen) == 2
+
+
+def test_a_predicate_does_not_hide_what_it_cannot_see() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).to("meta"), nn.Linear(3, 3).requires_grad_(False))
+    selection = select(model, lambda weight: True)
+    assert [weight.name for weight in selection.chosen] == ["0.weight"]
+    assert {weight.name for weight in selection.left_alone} == {"1.weight", "2.weight"}
+
+
+def test_a_glob_that_covers_an_embedding_lists_it() -> None:
+    model = nn.ModuleDict({"emb": nn.Embedding(5, 4), "fc": nn.Linear(4, 4)})
+    assert [weight.name for weight in select(model, "*").left_alone] == ["emb.weight"]
+    with pytest.raises(ValueError, match="embedding: ask for it by name"):
+        select(model, "emb*")
+
+
+def test_only_torch_compiles_own_part_of_a_name_is_dropped() -> None:
+    model = nn.ModuleDict({"my_orig_mod": nn.Sequential(nn.Linear(2, 2))})
+    assert [weight.name for weight in select(model).chosen] == ["my_orig_mod.0.weight"]

@@ -120,68 +120,75 @@ class Batch:
                 block = block.unflatten(2, axes[stack.out_axes :])
             if stack.out_axes > 1:
                 block = block.unflatten(1, axes[: stack.out_axes])
-            yield (
-                stack,
-                block if len(stack.leading) == 1 else block.unflatten(0, stack.leading) if stack.leading else block[0],
-            )
+            if len(stack.leading) != 1:
+                block = block.unflatten(0, stack.leading) if stack.leading else block[0]
+            yield stack, block
 
 
-def make_batches(stacks: Sequence[Stack], bytes_of: Callable[[int, int, torch.device], int], budget: int) -> list[Batch]:
+# (m, n, device, dtype) -> bytes
+BytesOf = Callable[[int, int, torch.device, torch.dtype], int]
+
+
+def make_batches(stacks: Sequence[Stack], bytes_of: BytesOf, budget: int) -> list[Batch]:
     """Batches that together hold every matrix once, largest first, each within `budget` bytes of scratch memory.
 
-    bytes_of(m, n, device): scratch that one m x n matrix needs. A batch holds at least one matrix, however large.
-    Largest first, because if memory runs out at all it then does so before anything was written.
+    bytes_of: scratch that one m x n matrix needs. A batch holds at least one matrix, however large. Largest first, so
+    that memory that does not suffice is most likely found out before anything was written.
     """
     groups: dict[tuple[torch.device, torch.dtype], dict[tuple[int, int], list[tuple[int, Stack]]]] = {}
-    limits = {
-        device: min(budget, _CPU_BATCH) if device.type == "cpu" else budget for device in {s.view.device for s in stacks}
-    }
     pending = list(enumerate(stacks))[::-1]
     while pending:
         index, stack = pending.pop()
-        device = stack.view.device
-        if stack.count > 1 and stack.count * bytes_of(*stack.sides, device) > limits[device]:
+        device, dtype = stack.view.device, stack.view.dtype
+        if stack.count > 1 and stack.count * bytes_of(*stack.sides, device, dtype) > _limit(device, budget):
             pending.extend((index, part) for part in reversed(stack.split()))
         else:
-            by_shape = groups.setdefault((stack.view.device, stack.view.dtype), {})
-            by_shape.setdefault(stack.sides, []).append((index, stack))
+            groups.setdefault((device, dtype), {}).setdefault(stack.sides, []).append((index, stack))
 
     made: list[Batch] = []
-    for (device, _), by_shape in groups.items():
+    for (device, dtype), by_shape in groups.items():
         if device.type == "cuda":
-            _merge_small(by_shape)
+            _merge_small(by_shape, lambda m, n, d=device, t=dtype: budget // bytes_of(m, n, d, t))
         for (m, n), parts in by_shape.items():
-            each, room = bytes_of(m, n, device), 0
-            # Batches of about equal size: one that is left with a single matrix takes as long as a full one.
+            most = max(_limit(device, budget) // bytes_of(m, n, device, dtype), 1)
             total = sum(stack.count for _, stack in parts)
-            fair = math.ceil(total / math.ceil(total / max(limits[device] // each, 1)))
+            # Batches of about equal size: one that is left with a single matrix takes as long as a full one.
+            fair, room = math.ceil(total / math.ceil(total / most)), 0
             for index, stack in parts:
                 if stack.count > room:
                     made.append(Batch([], m, n))
                     room = fair
                 made[-1].parts.append((index, stack))  # before anything of the batch was asked for and cached
                 room -= stack.count
-    return sorted(made, key=lambda batch: -batch.count * bytes_of(batch.m, batch.n, batch.device))
+    return sorted(made, key=lambda batch: -batch.count * bytes_of(batch.m, batch.n, batch.device, batch.dtype))
+
+
+def _limit(device: torch.device, budget: int) -> int:
+    return min(budget, _CPU_BATCH) if device.type == "cpu" else budget
 
 
 # On a CPU a batch only saves calls, and one that leaves the cache loses more than that.
 _CPU_BATCH = 8 * 2**20
 
 # A group of its own costs some fifty kernel launches. Padding it into a larger one is cheaper while the products grow by
-# less than this count·m·n² (ten steps of it: 0.5 ms in TF32 on an H200), unless the model has so much arithmetic that
+# less than this count·m·n² (ten steps of it: 0.3 ms in TF32 on an H200), unless the model has so much arithmetic that
 # launches hide behind it.
-_MERGE_BELOW = 2.2e9
+_MERGE_BELOW = 1.2e9
 _LAUNCHES_HIDE_BEHIND = 2e10
 
 
-def _merge_small(by_shape: dict[tuple[int, int], list[tuple[int, Stack]]]) -> None:
-    def work(m: int, n: int, like: tuple[int, int]) -> int:
-        return sum(stack.count for _, stack in by_shape[like]) * m * n**2
+def _merge_small(by_shape: dict[tuple[int, int], list[tuple[int, Stack]]], room: Callable[[int, int], int]) -> None:
+    """room(m, n): how many matrices of that shape fit the budget."""
 
-    if sum(work(m, n, (m, n)) for m, n in by_shape) > _LAUNCHES_HIDE_BEHIND:
+    def count(shape: tuple[int, int]) -> int:
+        return sum(stack.count for _, stack in by_shape[shape])
+
+    if sum(count((m, n)) * m * n**2 for m, n in by_shape) > _LAUNCHES_HIDE_BEHIND:
         return
     for m, n in sorted(by_shape, key=math.prod):
         larger = [(p, q) for p, q in by_shape if p >= m and q >= n and (p, q) != (m, n)]
         into = min(larger, key=lambda shape: shape[0] * shape[1] ** 2, default=None)
-        if into is not None and work(*into, (m, n)) - work(m, n, (m, n)) < _MERGE_BELOW:
+        if into is None or count((m, n)) + count(into) > room(*into):
+            continue
+        if count((m, n)) * (into[0] * into[1] ** 2 - m * n**2) < _MERGE_BELOW:
             by_shape[into].extend(by_shape.pop((m, n)))

@@ -20,12 +20,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .products import gram, gram_sums, symmetric_product
+from .products import TALL, gram, gram_sums, symmetric_product
 from .schedules import Triple, halley_weights, minimax_quintics
 
-# sigma_min/sigma_max below which a Gram matrix in float64 no longer resolves the smallest direction to 1e-7.
+# lambda_min/lambda_max below which a Gram matrix in float64 no longer resolves its smallest direction to 1e-7: condition
+# numbers above 3e5.
 _GRAM_FLOOR = 1e-11
-_TALL = 1.5
 _HALLEY_FROM = 2048
 _HALLEY_BATCH_FROM, _HALLEY_BATCH = 768, 12  # factorisations of a batch run side by side
 # Every iteration ends with the quintic Taylor step, whose error is 5/16·d³ with d = 1 - sigma²: from |1 - sigma| <= 2e-3 it
@@ -33,10 +33,11 @@ _HALLEY_BATCH_FROM, _HALLEY_BATCH = 768, 12  # factorisations of a batch run sid
 _CLOSE = 2e-3
 
 
-def exact_factor(w: Tensor, padding: Tensor | int = 0) -> tuple[Tensor, Tensor, list[int], list[int]]:
+def exact_factor(w: Tensor, tolerance: float, padding: Tensor | int = 0) -> tuple[Tensor, Tensor, list[int], list[int]]:
     """The polar factor of float32 w (batch, m, n), m >= n; `gram_sums` of w; which matrices took a second attempt, and
     which of those are still to be done by SVD.
 
+    tolerance: sigma/sigma_max at or below which a direction is for the rank policy, and so for the SVD.
     padding: how many columns of each matrix are only there to fill the batch; they are zero and stay so.
     """
     x = w.double()
@@ -54,7 +55,9 @@ def exact_factor(w: Tensor, padding: Tensor | int = 0) -> tuple[Tensor, Tensor, 
         scale = _power_of_two_bound(g)
         careful, fourth_powers = _halley(x.div_(scale), g.div_(scale.square()), *halley_weights(lowest=1.5e-8, steps=4))
         factor[index] = careful[0]
-        if _left_behind(fourth_powers, padding if isinstance(padding, int) else padding[index], w.shape[-1]):
+        own = w.shape[-1] - int(padding if isinstance(padding, int) else padding[index])
+        sigma = torch.linalg.eigvalsh((careful.mT @ w[index : index + 1].double())[0, :own, :own])
+        if _left_behind(fourth_powers, w.shape[-1] - own, w.shape[-1]) or not sigma[0] > tolerance * sigma[-1]:
             left.append(index)
     return factor, sums, again, left
 
@@ -72,10 +75,10 @@ def _on_cuda(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tenso
     x = x.div_(scale)
     r = g.div_(scale.square())
     if n >= _HALLEY_FROM or (n >= _HALLEY_BATCH_FROM and count >= _HALLEY_BATCH):
-        route = _halley_on_gram if m >= _TALL * n else _halley
+        route = _halley_on_gram if m >= TALL * n else _halley
         factor, fourth_powers = route(x, r, *halley_weights(lowest=1e-7, steps=3))
     else:
-        route = _quintics_on_gram if m >= _TALL * n else _quintics
+        route = _quintics_on_gram if m >= TALL * n else _quintics
         factor, fourth_powers = route(x, r, minimax_quintics(lowest=1e-6, tolerance=_CLOSE, cushion=0.024, margin=1e-9))
     return factor, _left_behind(fourth_powers, padding, n)
 
@@ -94,7 +97,7 @@ def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, int]:
     rank="partial" keeps W's null space (the canonical factor, U_r V_rᵀ); "complete" fills it with orthonormal
     directions, all of which are equally near to W.
     """
-    tall = x.shape[-2] >= _TALL * x.shape[-1]
+    tall = x.shape[-2] >= TALL * x.shape[-1]
     basis, x = torch.linalg.qr(x) if tall else (None, x)
     u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
     live = sigma > tolerance * sigma[0]
@@ -167,7 +170,7 @@ def _halley_on_gram(x: Tensor, r: Tensor, weights: tuple[Triple, ...], low: floa
         p.diagonal(dim1=-2, dim2=-1).add_(1)
         p = _spd_inverse_(p)
         base, e = b / c, a - b / c
-        r = symmetric_product(p, p, r, beta=base * base, alpha=-e * e / c)
+        symmetric_product(p, p, r, beta=base * base, alpha=-e * e / c, out=r)
         r.add_(p, alpha=(e * e - 2 * base * e) / c).diagonal(dim1=-2, dim2=-1).add_(2 * base * e / c)
         p.mul_(e)
         if root is None:

@@ -36,7 +36,7 @@ def half_factor(x: Tensor) -> Tensor:
         r = torch.bmm(half.mT, half, out_dtype=torch.float32).div_(up * up).half()
         s = torch.baddbmm(r, r, r, beta=b, alpha=c)
         x = torch.baddbmm(x, half, s, beta=a, alpha=1 / up, out_dtype=torch.float32)
-    with float32_precision("tf32"):
+    with float32_precision("tf32", x.device):
         x = _polish(x)
     return _polish(x)
 
@@ -53,5 +53,5 @@ def _polish(x: Tensor) -> Tensor:
     """One cubic step: the Gram matrix carries the accuracy; the correction is small, so TF32 is enough for it."""
     d = gram(x)
     d.diagonal(dim1=-2, dim2=-1).sub_(1)
-    with float32_precision("tf32"):
+    with float32_precision("tf32", x.device):
         return torch.baddbmm(x, x, d, alpha=-0.5)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .products import gram, symmetric_product, uses_tf32
+from .products import TALL, frobenius_norms, gram, symmetric_product, uses_tf32
 
 Coefficients = tuple[float, float, float]
 
@@ -26,21 +26,15 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "muon": (3.4445, -4.7750, 2.0315),  # Jordan et al.: fast, but singular values keep oscillating in 0.68..1.14
 }
 
-# Above this ratio of the sides, steps on the small side are cheaper than steps on the matrix itself.
-_TALL = 1.5
 # Below this width a GPU waits for launches, not for arithmetic, and a block has more of them.
 _LAUNCHES_DECIDE = 512
 
 
 def frobenius_normalised(w: Tensor) -> tuple[Tensor, Tensor]:
-    """W/‖W‖_F and ‖W‖_F for a batch (batch, m, n); a zero matrix stays zero.
-
-    In float64, where the square of 1e-30 is still a number; besides, torch's float32 norm is off by 6e-4 for 4096 x 4096
-    on the CPU.
-    """
-    norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
-    divisor = norm.clamp_min(torch.finfo(w.dtype).tiny)[:, None, None]
-    return torch.div(w, divisor, out=torch.empty_like(w)), norm
+    """W/‖W‖_F and ‖W‖_F for a batch (batch, m, n); a zero matrix stays zero."""
+    norm = frobenius_norms(w)
+    divisor = norm.clamp_min(torch.finfo(w.dtype).smallest_normal * torch.finfo(w.dtype).eps)  # the least subnormal
+    return w / divisor.to(w.dtype)[:, None, None], norm
 
 
 def newton_schulz(x: Tensor, gram_of_x: Tensor, steps: int, coefficients: Coefficients) -> Tensor:
@@ -66,7 +60,7 @@ def _block_lengths(x: Tensor, coefficients: Coefficients) -> tuple[int, int]:
     then three steps, which keeps ten of them within 5e-4.
     """
     m, n = x.shape[-2:]
-    if m < _TALL * n or (x.is_cuda and n < _LAUNCHES_DECIDE):
+    if m < TALL * n or (x.is_cuda and n < _LAUNCHES_DECIDE):
         return 1, 1
     if coefficients[0] > 1.5:
         return 2, 2

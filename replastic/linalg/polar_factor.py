@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from .batches import Stack, make_batches
+from .batches import BytesOf, Stack, make_batches
 from .exact import exact_factor, svd_factor
 from .half import half_factor, half_pays
 from .newton_schulz import COEFFICIENTS, Coefficients, frobenius_normalised, newton_schulz
-from .products import Precision, deviation, float32_precision, gram, gram_sums
+from .products import TALL, Precision, deviation, float32_precision, frobenius_norms, gram, gram_sums
 
 Method = Literal["published", "exact", "fast"]
 RankPolicy = Literal["partial", "complete", "raise"]
 
 DEFAULT_BUDGET = 192 * 2**20
+DEVICES = ("cpu", "cuda")  # others lack float64
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # What "fast" promises: DfI per column. A matrix that misses it is done again exactly.
@@ -33,7 +34,7 @@ class PolarOptions:
     steps: int = 10  # of "published"; the others take as many as they need
     coefficients: str | Coefficients = "cubic"
     rank: RankPolicy = "partial"
-    rank_tolerance: float | None = None  # sigma/sigma_max at or below which a direction is null; None: from the dtype
+    rank_tolerance: float | None = None  # sigma/sigma_max at or below which a direction is null; None: see `tolerance`
     precision: Precision | None = None  # of float32 products on CUDA in "published"; None: torch's own setting
 
     def __post_init__(self) -> None:
@@ -49,6 +50,12 @@ class PolarOptions:
             _check_choice("coefficients", self.coefficients, tuple(COEFFICIENTS))
         elif len(self.coefficients) != 3:
             raise ValueError(f"coefficients={self.coefficients!r}: give a name or three numbers, as in (1.5, -0.5, 0.0)")
+        elif not _stays_bounded(self.coefficients, self.steps):
+            raise ValueError(f"coefficients={self.coefficients!r} diverge in {self.steps} steps: (1.5, -0.5, 0.0) do not")
+        if self.rank_tolerance is not None and not 0 <= self.rank_tolerance < 1:
+            raise ValueError(f"rank_tolerance={self.rank_tolerance}: give a share of the largest singular value, as in 1e-6")
+        if self.method == "published" and (self.rank, self.rank_tolerance) != ("partial", None):
+            raise ValueError('method="published" does not look at ranks: rank and rank_tolerance belong to method="exact"')
         if self.method != "published" and (self.steps, self.coefficients, self.precision) != (10, "cubic", None):
             raise ValueError(
                 f'method="{self.method}" takes as many steps as it needs: steps, coefficients and precision belong to '
@@ -60,11 +67,16 @@ class PolarOptions:
         return COEFFICIENTS[self.coefficients] if isinstance(self.coefficients, str) else self.coefficients
 
     def tolerance(self, dtype: torch.dtype, m: int) -> float:
-        """Default rank tolerance: the rounding noise of the storage. In float64 that is numpy's m·eps. Float32 noise does
-        not grow with m relative to sigma_max, and m·eps would call well-resolved directions null, so there it is eps."""
+        """Default rank tolerance: the rounding noise of the storage. In float64 that is numpy's m·eps. Float32 noise
+        does not grow with m relative to sigma_max, and m·eps would call well-resolved directions null: there it is 4·eps.
+        Half precision is taken at its float32 value, in which every direction that is not exactly null counts.
+
+        On CUDA from n = 768 on, where no route looks at single singular values, directions between 1e-7 and this
+        tolerance may count as live.
+        """
         if self.rank_tolerance is not None:
             return self.rank_tolerance
-        return torch.finfo(dtype).eps * (m if dtype == torch.float64 else 1)
+        return torch.finfo(dtype).eps * (m if dtype == torch.float64 else 4)
 
 
 @dataclass(frozen=True)
@@ -137,6 +149,8 @@ def polar(
 
     rank: what a direction with no singular value becomes in "exact": left null ("partial", the canonical polar factor),
         filled to a full isometry ("complete"), or an error ("raise").
+    rank_tolerance: the share of the largest singular value below which there is none; to look at each of them, a
+        tolerance of your own takes the SVD, which is slower.
     budget: bytes of scratch memory to stay within, as far as single matrices allow.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -0.1]]))
@@ -154,6 +168,8 @@ def polar_with_info(matrix: Tensor, options: PolarOptions, *, budget: int = DEFA
         raise TypeError(f"polar needs a float tensor, got {matrix.dtype}: convert it first, as in matrix.float()")
     if matrix.ndim < 2 or 0 in matrix.shape:
         raise ValueError(f"polar needs matrices (..., m, n) that are not empty, got shape {tuple(matrix.shape)}")
+    if matrix.device.type not in DEVICES:
+        raise TypeError(f"polar works on {' and '.join(DEVICES)}, not on {matrix.device}: move it, as in matrix.cpu()")
     if not torch.isfinite(matrix).all():
         raise ValueError("polar needs finite entries: the matrix holds NaN or infinity")
     factor = torch.empty_like(matrix)
@@ -166,7 +182,7 @@ def polar_with_info(matrix: Tensor, options: PolarOptions, *, budget: int = DEFA
         write.scatter_(result.factor)
         row = torch.zeros(len(w), 6, dtype=torch.float64, device=w.device)
         row[:, 0], row[:, 1] = deviations(result.sums, 1.0, read.n)
-        row[:, 2] = torch.linalg.vector_norm(w.sub_(result.factor), dim=(-2, -1), dtype=torch.float64).square()
+        row[:, 2] = frobenius_norms(w.sub_(result.factor)).square()
         for index, count in result.null_directions.items():
             row[index, 3] = count
         row[list(result.redone), 4] = 1
@@ -184,9 +200,9 @@ def polar_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int
     sizes = [(w.shape[-2], w.shape[-1])] * w.shape[0] if sizes is None else sizes
     with torch.autocast(w.device.type, enabled=False):
         if options.method == "published":
-            with float32_precision(options.precision):
+            with float32_precision(options.precision, w.device):
                 return _published_batch(w, options)
-        with float32_precision("ieee"):
+        with float32_precision("ieee", w.device):
             if options.method == "fast" and half_pays(w):
                 return _fast_batch(w, options, sizes)
             return _exact_batch(w, options, sizes)
@@ -217,21 +233,20 @@ def _fast_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int
 
 
 def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]]) -> BatchResult:
-    if w.device.type not in ("cpu", "cuda"):  # MPS has no float64
-        result = _exact_batch(w.cpu(), options, sizes)
-        return replace(result, factor=result.factor.to(w.device))
-    norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
-    if w.dtype == torch.float64:
+    norm = frobenius_norms(w)
+    tolerance = options.tolerance(w.dtype, w.shape[-2])
+    if w.dtype == torch.float64 or options.rank_tolerance is not None:
         factor, before, redone = torch.zeros_like(w), gram_sums(gram(w)), []
         left = norm.nonzero()[:, 0].tolist()
     else:
         padding = [w.shape[-1] - n for _, n in sizes]
-        factor, before, redone, left = exact_factor(w, torch.tensor(padding, device=w.device) if any(padding) else 0)
+        sent = torch.tensor(padding, device=w.device) if any(padding) else 0
+        factor, before, redone, left = exact_factor(w, tolerance, sent)
     before.div_(norm.square().clamp_min(torch.finfo(torch.float64).tiny)[:, None])
     null: dict[int, int] = {}
     for index in left:
         m, n = sizes[index]
-        single, count = svd_factor(w[index, :m, :n].double(), options.rank, options.tolerance(w.dtype, m))
+        single, count = svd_factor(w[index, :m, :n].double(), options.rank, tolerance)
         factor[index, :m, :n] = single.to(w.dtype)
         if count:
             null[index] = count
@@ -252,11 +267,27 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def scratch_bytes(options: PolarOptions) -> Callable[[int, int, torch.device], int]:
-    """Bytes of scratch that one m x n matrix needs on a device, counted from the buffers the routes hold at once."""
-    if options.method == "published":
-        return lambda m, n, device: 12 * m * n + (20 if m >= 1.5 * n else 4) * n * n
-    return lambda m, n, device: 20 * m * n + (20 if device.type == "cuda" and m < 1.5 * n else 40) * n * n
+def scratch_bytes(options: PolarOptions) -> BytesOf:
+    """Bytes of scratch that one m x n matrix needs, counted from the buffers the routes hold at once."""
+
+    def published(m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
+        return work_dtype(dtype).itemsize * (3 * m * n + (5 if m >= TALL * n else 1) * n * n)
+
+    def exact(m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
+        if dtype == torch.float64:  # SVD: the matrix, its factor, U, and the square ones
+            return 40 * m * n + 40 * n * n
+        return 20 * m * n + (20 if device.type == "cuda" and m < TALL * n else 40) * n * n
+
+    return published if options.method == "published" else exact
+
+
+def _stays_bounded(coefficients: Coefficients, steps: int) -> bool:
+    """Whether no singular value in [0, 1] runs away; tried on a fine grid."""
+    a, b, c = coefficients
+    x = torch.linspace(0, 1, 1025, dtype=torch.float64, device="cpu")
+    for _ in range(steps):
+        x = a * x + b * x**3 + c * x**5
+    return bool((x.abs() < 10).all())
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..inventory import WeightMatrix
 from ..linalg import smaller_side_deviation
+from ..linalg.polar_factor import work_dtype
 
 
 def layer_deviation(weight: WeightMatrix) -> Tensor:
@@ -17,7 +19,8 @@ def layer_deviation(weight: WeightMatrix) -> Tensor:
     isometry of a non-square layer would not read 0. Differentiable in the parameter. For the paper's own figure, which
     its theorems are about, use `deviation_from_isometry(weight.T)`.
     """
-    view = weight.layout.view(weight.parameter)
     stack = weight.stack()
-    matrices = view.reshape(*stack.leading, stack.rows, stack.columns) / weight.scale
-    return smaller_side_deviation(matrices).mean() / min(stack.rows, stack.columns)
+    matrices = weight.layout.view(weight.parameter).reshape(*stack.leading, stack.rows, stack.columns)
+    matrices = matrices.to(work_dtype(matrices.dtype)) / weight.scale
+    with torch.autocast(matrices.device.type, enabled=False):
+        return smaller_side_deviation(matrices).mean() / stack.sides[1]

@@ -19,12 +19,13 @@ Departures from the released code, each for a reason:
       optimiser, FSDP and CUDA graphs with the old storage.
     - Conv1d, Conv3d, transposed, recurrent and packed attention weights are done too; there they are silently skipped.
     - Depthwise convolutions keep their filters' directions; there a tap's channels are normalised across each other.
-    - The output head of a GPT that is tied to the embedding is left alone, unless asked for with where="gpt".
+    - The output head of a GPT that is tied to the embedding is left alone, unless asked for with where="paper_gpt".
     - The DQN experiment there also resets the linear layers: that is another method, to be listed beside this one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,7 +37,7 @@ from ..inventory import WeightMatrix
 from ..linalg.newton_schulz import Coefficients
 from ..linalg.polar_factor import Method, PolarOptions, RankPolicy
 from ..linalg.products import Precision
-from ..optim import check_clearable, clear_state_
+from ..optim import check_clearable, clear_state_, holds
 from ..projection import Account, Figures, project_
 from ..weights import LeftAlone, Selection, Where, select
 
@@ -61,14 +62,16 @@ class FireReport:
     """What `fire_` did. `print` shows it as a table; nothing is computed, and no device waited for, until it is read."""
 
     options: PolarOptions
+    names: tuple[str, ...]
+    other_names: tuple[tuple[str, ...], ...]  # of the same tensors
     account: Account
     left_alone: tuple[LeftAlone, ...]
 
     @cached_property
     def layers(self) -> tuple[LayerReport, ...]:
         """One entry for each weight, in the model's order."""
-        pairs = zip(self.account.weights, self.account.figures(), strict=True)
-        return tuple(_layer_report(weight, figures, self.options) for weight, figures in pairs)
+        rows = zip(self.names, self.other_names, self.account.figures(), strict=True)
+        return tuple(_layer_report(name, others, figures, self.options) for name, others, figures in rows)
 
     def __str__(self) -> str:
         how = f"{self.options.steps} steps" if self.options.method == "published" else self.options.method
@@ -93,7 +96,7 @@ def fire_(
     steps: int = 10,
     method: Method = "published",
     where: Where = "everything",
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     coefficients: str | Coefficients = "cubic",
     rank: RankPolicy = "partial",
     precision: Precision | None = None,
@@ -107,7 +110,7 @@ def fire_(
     steps, coefficients, precision: of method="published"; see `linalg.polar`.
     method: "published" (what the paper ran), "exact" (what its theory says) or "fast" (exact up to 2e-3, on tensor cores).
     where: which weights; see `weights.select`. Embeddings and norms only if asked for.
-    optimizer: forget its momenta for the changed weights, and only for those.
+    optimizer: forget its momenta for the changed weights, and only for those; a list, if several train the model.
     rank: what directions without a singular value become in "exact": "partial" leaves them null, "complete" fills them.
     budget: bytes of scratch memory to stay within, as far as single matrices allow; None: what a plain loop would take.
 
@@ -120,31 +123,29 @@ def fire_(
         raise ValueError('fire_ changes all or nothing: use rank="partial" or "complete", or check with linalg.polar')
     selection = select(model, where)
     _check_finite(selection)
-    indices = _optimizer_entries(selection, optimizer)
-
+    to_clear = _optimizer_entries(selection, optimizer)
     account = project_(selection.chosen, options, budget)
-    if optimizer is not None:
-        for parameter, index in indices:
-            clear_state_(optimizer, parameter, index)
-    return FireReport(options, account, selection.left_alone)
+    for holder, parameter, index in to_clear:
+        clear_state_(holder, parameter, index)
+    names = tuple(weight.name for weight in selection.chosen)
+    others = tuple((*weight.also_named, *filter(None, [weight.tied_to])) for weight in selection.chosen)
+    return FireReport(options, names, others, account, selection.left_alone)
 
 
-def _layer_report(weight: WeightMatrix, figures: Figures, options: PolarOptions) -> LayerReport:
-    stack = weight.stack()
-    columns = stack.count * stack.sides[1]
-    same = [*weight.also_named, *filter(None, [weight.tied_to])]
+def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options: PolarOptions) -> LayerReport:
+    columns = figures.matrices * min(figures.shape)
     plural = "s" if figures.null_directions > 1 else ""
     remarks = {
-        f"same tensor as {', '.join(same)}": same,
+        f"same tensor as {', '.join(others)}": others,
         f"{figures.zero} all-zero, left alone": figures.zero,
         f"{figures.null_directions} null direction{plural}, {options.rank}": figures.null_directions,
         f"{figures.redone} by a safer route": figures.redone,
     }
     return LayerReport(
-        name=weight.name,
-        matrices=stack.count,
-        shape=(stack.rows, stack.columns),
-        scale=weight.scale,
+        name=name,
+        matrices=figures.matrices,
+        shape=figures.shape,
+        scale=figures.scale,
         dfi_before=figures.dfi_before / columns,
         dfi_after=figures.dfi_after / columns,
         sfe=figures.sfe,
@@ -166,24 +167,31 @@ def _check_finite(selection: Selection) -> None:
         )
 
 
-def _optimizer_entries(selection: Selection, optimizer: Optimizer | None) -> list[tuple[nn.Parameter, Tensor | None]]:
-    """(parameter, index) for each parameter to clear: a mask where only some parts of it were selected, else None."""
+def _optimizer_entries(
+    selection: Selection, optimizer: Optimizer | Sequence[Optimizer] | None
+) -> list[tuple[Optimizer, nn.Parameter, Tensor | None]]:
+    """(optimiser, parameter, index) to clear: index is a mask where only some parts of it were selected, else None."""
     if optimizer is None:
         return []
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     by_parameter: dict[int, list[WeightMatrix]] = {}
     for weight in selection.chosen:
         by_parameter.setdefault(id(weight.parameter), []).append(weight)
-    entries: list[tuple[nn.Parameter, Tensor | None]] = []
+    entries: list[tuple[Optimizer, nn.Parameter, Tensor | None]] = []
     for weights in by_parameter.values():
-        parameter = weights[0].parameter
+        parameters = [weights[0].parameter, *weights[0].aliases]
         index = None
-        if sum(weight.stack().view.numel() for weight in weights) < parameter.numel():
-            index = torch.zeros_like(parameter, dtype=torch.bool)
+        if sum(weight.stack().view.numel() for weight in weights) < parameters[0].numel():
+            index = torch.zeros_like(parameters[0], dtype=torch.bool)
             for weight in weights:
                 weight.stack(index).view.fill_(True)
-        try:
-            check_clearable(optimizer, parameter, index)
-        except ValueError as problem:
-            raise ValueError(f"{weights[0].name}: {problem}") from None
-        entries.append((parameter, index))
+        held = [(o, p, index) for o in optimizers for p in parameters if holds(o, p)]
+        if not held:
+            raise ValueError(
+                f"no optimiser that was given holds {weights[0].name}: pass the one that trains it, all of them as a list, "
+                "or optimizer=None"
+            )
+        for entry in held:
+            check_clearable(*entry)
+        entries += held
     return entries
