@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -174,12 +175,12 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def timed(run: Callable[[nn.Module], object], model: nn.Module) -> float:
+def timed(run: Callable[[nn.Module], object], model: nn.Module) -> tuple[float, object]:
     synchronise()
     start = time.perf_counter()
-    run(model)
+    result = run(model)
     synchronise()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, result
 
 
 def restore_(model: nn.Module, weights: list[Tensor]) -> None:
@@ -187,20 +188,25 @@ def restore_(model: nn.Module, weights: list[Tensor]) -> None:
         parameter.copy_(weight)
 
 
-def measure(key: str, rounds: int) -> dict[str, object]:
+def measure(key: str, rounds: int) -> dict[str, Any]:
     model = trained_like(MODELS[key][1])
     weights = [parameter.detach().clone() for parameter in model.parameters()]
     seconds: dict[str, list[float]] = {name: [] for name in METHODS}
+    reports: dict[str, object] = {}
     for turn in range(rounds + 1):  # the first round warms up
         for name, run in METHODS.items():
             restore_(model, weights)
-            elapsed = timed(run, model)
+            elapsed, reports[name] = timed(run, model)
             if turn:
                 seconds[name].append(elapsed)
-    return summary(MODELS[key][0], seconds, {name: peak_of(key, name) for name in METHODS})
+    result = summary(MODELS[key][0], seconds, {name: peak_of(key, name) for name in METHODS})
+    for name, report in reports.items():
+        if isinstance(report, rp.FireReport):
+            result["methods"][name]["redone"] = sum(figures.redone for figures in report.account.figures())
+    return result
 
 
-def measure_llama(layers: int) -> dict[str, object]:
+def measure_llama(layers: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in METHODS}
     peaks = dict.fromkeys(METHODS, 0)
     model = llama_layer().to(DEVICE)
@@ -210,16 +216,16 @@ def measure_llama(layers: int) -> dict[str, object]:
         for name, run in METHODS.items():
             restore_(model, weights)
             if turn:
-                seconds[name].append(timed(run, model))
+                seconds[name].append(timed(run, model)[0])
             else:
                 peaks[name] = peak(run, model)
     result = summary(LLAMA[1], seconds, peaks)
-    for row in result["methods"].values():  # pyright: ignore[reportAttributeAccessIssue]
+    for row in result["methods"].values():
         row["ms"] *= layers
     return result
 
 
-def summary(title: str, seconds: dict[str, list[float]], peaks: dict[str, int]) -> dict[str, object]:
+def summary(title: str, seconds: dict[str, list[float]], peaks: dict[str, int]) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
         "title": title,
@@ -274,18 +280,18 @@ def hardware() -> dict[str, str]:
     return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def table(record: dict[str, object]) -> str:
-    names = list(next(iter(record["networks"].values()))["methods"])  # pyright: ignore[reportAttributeAccessIssue]
+def table(record: dict[str, Any]) -> str:
+    names = list(next(iter(record["networks"].values()))["methods"])
     head = ["network", "plain loop", *names[1:], "peak extra MiB: " + " / ".join(names)]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for network in record["networks"].values():  # pyright: ignore[reportAttributeAccessIssue]
+    for network in record["networks"].values():
         rows = network["methods"]
         cells = [network["title"], f"{rows['loop']['ms']:.4g} ms"]
         cells += [f"{rows[name]['ms']:.4g} ms, **{rows[name]['speedup']:.2f}x**" for name in names[1:]]
         cells.append(" / ".join(f"{rows[name]['peak_mib']:.0f}" for name in names))
         lines.append("| " + " | ".join(cells) + " |")
     made = record["hardware"]
-    return f"{made['device']}, torch {made['torch']}, Python {made['python']}:\n\n" + "\n".join(lines)  # pyright: ignore[reportIndexIssue]
+    return f"{made['device']}, torch {made['torch']}, Python {made['python']}:\n\n" + "\n".join(lines)
 
 
 def rendered(text: str) -> str:
@@ -316,7 +322,7 @@ def main() -> None:
     if arguments.write_docs:
         DOCS.write_text(rendered(DOCS.read_text()))
         return
-    networks: dict[str, object] = {}
+    networks: dict[str, Any] = {}
     record = {"command": "python benchmarks/polar.py", "hardware": hardware(), "networks": networks}
     for key in arguments.only or [*MODELS, *([LLAMA[0]] if CUDA else [])]:
         networks[key] = measure_llama(32) if key == LLAMA[0] else measure(key, arguments.rounds)

@@ -95,13 +95,13 @@ def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int
     batches changed and the others as they were.
 
     budget: bytes of scratch memory to stay within, as far as single matrices allow; None: 192 MiB or, if that is more,
-        what the largest matrix takes alone, or what a plain loop would take for the largest layer (four copies).
+        what the largest matrix takes alone, or six float32 copies of the largest layer (a plain loop takes four).
     """
     stacks = [weight.stack() for weight in weights]
     bytes_of = scratch_bytes(options)
     if budget is None:
         single = max(bytes_of(*stack.sides, stack.view.device, stack.view.dtype) for stack in stacks)
-        budget = max(DEFAULT_BUDGET, 16 * max(stack.view.numel() for stack in stacks), single)
+        budget = max(DEFAULT_BUDGET, 24 * max(stack.view.numel() for stack in stacks), single)
     batches = make_batches(stacks, bytes_of, budget)
     scales = [weight.scale for weight in weights]
     # Sent before any work is: a copy from the host waits for all that the device was given until then.

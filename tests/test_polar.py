@@ -236,12 +236,19 @@ def test_a_dead_column_does_not_spoil_the_others(device: torch.device) -> None:
 
 def test_each_route_hands_over_what_it_cannot_do(device: torch.device) -> None:
     stack = torch.stack([with_condition(64, 64, condition, device).float() for condition in (1e2, 2e6, 1e9)])
-    _, _, again, left = exact_factor(stack, 4e-7)
-    assert (again, left) == ([1, 2], [2])
+    found = exact_factor(stack, 4e-7)
+    assert (found.redone, list(found.null_directions), found.failed) == ([1, 2], [2], [])
     factor, info = polar_with_info(stack, PolarOptions())
     assert info.redone.tolist() == [False, True, True]
     assert (info.null_directions > 0).tolist() == [False, False, True]
     assert relative_error(factor[1], svd_factor(stack[1])) < 5e-6
+
+
+def test_the_careful_route_and_the_svd_agree_on_a_null_space(device: torch.device) -> None:
+    matrix = rank_deficient(device)
+    careful = polar(matrix)
+    by_svd = polar(matrix, rank_tolerance=4e-7)  # a tolerance of one's own takes the SVD
+    assert relative_error(careful, by_svd) < 1e-6
 
 
 @pytest.mark.parametrize("method", ["published", "exact", "fast"])

@@ -10,12 +10,13 @@ orthogonal matrix, but to the wrong one. Routes, by what was fastest where (docs
     float64 input       SVD: squaring the condition number costs digits that float64 output would show
 
 Tall matrices are iterated on the Gram side, where a step costs n³ instead of m·n². Each route says which matrices it
-cannot vouch for. Those, and only those, go through four Halley steps on the matrix itself, good to condition numbers of
-about 1e7; what is left after that has singular values at the level of float32's rounding and goes to the SVD, which
-applies the rank policy.
+cannot vouch for. Those, and only those, are done again by a slower one that looks at single singular values and knows a
+null direction when it sees one; and if that fails, or null directions are to be filled, by SVD.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,11 +34,21 @@ _HALLEY_BATCH_FROM, _HALLEY_BATCH = 768, 12  # factorisations of a batch run sid
 _CLOSE = 2e-3
 
 
-def exact_factor(w: Tensor, tolerance: float, padding: Tensor | int = 0) -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """The polar factor of float32 w (batch, m, n), m >= n; `gram_sums` of w; which matrices took a second attempt, and
-    which of those are still to be done by SVD.
+@dataclass(frozen=True)
+class ExactResult:
+    """Polar factors of a batch, and what became of the difficult ones."""
 
-    tolerance: sigma/sigma_max at or below which a direction is for the rank policy, and so for the SVD.
+    factor: Tensor  # float32
+    sums: Tensor  # `gram_sums` of the input
+    redone: list[int]  # matrices that took a second attempt
+    null_directions: dict[int, int]  # of those: how many directions were found null, and left so
+    failed: list[int]  # of those: not done
+
+
+def exact_factor(w: Tensor, tolerance: float, padding: Tensor | int = 0) -> ExactResult:
+    """The polar factors of float32 w (batch, m, n), m >= n, null directions left null.
+
+    tolerance: sigma/sigma_max at or below which a direction is null.
     padding: how many columns of each matrix are only there to fill the batch; they are zero and stay so.
     """
     x = w.double()
@@ -47,19 +58,36 @@ def exact_factor(w: Tensor, tolerance: float, padding: Tensor | int = 0) -> tupl
     del x, g  # float64 is large: gone before the copy in float32 is made
     factor = precise.to(w.dtype)
     del precise
-    again = (redo & (sums[:, 1] > 0)).nonzero()[:, 0].tolist()
-    left: list[int] = []
-    for index in again:
-        x = w[index : index + 1].double()
-        g = gram(x)
-        scale = _power_of_two_bound(g)
-        careful, fourth_powers = _halley(x.div_(scale), g.div_(scale.square()), *halley_weights(lowest=1.5e-8, steps=4))
-        factor[index] = careful[0]
+    redone = (redo & (sums[:, 1] > 0)).nonzero()[:, 0].tolist()
+    null: dict[int, int] = {}
+    failed: list[int] = []
+    for index in redone:
         own = w.shape[-1] - int(padding if isinstance(padding, int) else padding[index])
-        sigma = torch.linalg.eigvalsh((careful.mT @ w[index : index + 1].double())[0, :own, :own])
-        if _left_behind(fourth_powers, w.shape[-1] - own, w.shape[-1]) or not sigma[0] > tolerance * sigma[-1]:
-            left.append(index)
-    return factor, sums, again, left
+        careful, nulls, converged = _careful_factor(w[index, :, :own], tolerance)
+        factor[index, :, :own] = careful
+        if not converged:
+            failed.append(index)
+        elif nulls:
+            null[index] = nulls
+    return ExactResult(factor, sums, redone, null, failed)
+
+
+def _careful_factor(w: Tensor, tolerance: float) -> tuple[Tensor, int, bool]:
+    """One matrix (m, n) of any condition number: its factor, how many directions are null, and whether it worked.
+
+    Four Halley steps on the matrix itself bring every direction down to 1e-7 of the largest to 1. Xᵀ W = V·σ·Vᵀ then
+    tells which directions are too small to be told from rounding; those are taken out of X again.
+    """
+    x = w.double()[None]
+    g = gram(x)
+    scale = _power_of_two_bound(g)
+    x = _halley(x.div_(scale), g.div_(scale.square()), *halley_weights(lowest=1.5e-8, steps=4))[0][0]
+    sigma, v = torch.linalg.eigh(x.mT @ w.double())
+    live = v[:, sigma > tolerance * sigma[-1]]
+    kept = live @ live.mT
+    x = x @ kept
+    converged = torch.linalg.vector_norm(x.mT @ x - kept) < 1e-6
+    return x, v.shape[1] - live.shape[1], bool(converged)
 
 
 def _on_cuda(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor]:

@@ -235,16 +235,18 @@ def _fast_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int
 def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]]) -> BatchResult:
     norm = frobenius_norms(w)
     tolerance = options.tolerance(w.dtype, w.shape[-2])
+    null: dict[int, int] = {}
     if w.dtype == torch.float64 or options.rank_tolerance is not None:
         factor, before, redone = torch.zeros_like(w), gram_sums(gram(w)), []
-        left = norm.nonzero()[:, 0].tolist()
+        by_svd = norm.nonzero()[:, 0].tolist()
     else:
         padding = [w.shape[-1] - n for _, n in sizes]
         sent = torch.tensor(padding, device=w.device) if any(padding) else 0
-        factor, before, redone, left = exact_factor(w, tolerance, sent)
+        found = exact_factor(w, tolerance, sent)
+        factor, before, redone, null = found.factor, found.sums, found.redone, found.null_directions
+        by_svd = found.failed if options.rank == "partial" else [*found.failed, *null]
     before.div_(norm.square().clamp_min(torch.finfo(torch.float64).tiny)[:, None])
-    null: dict[int, int] = {}
-    for index in left:
+    for index in by_svd:
         m, n = sizes[index]
         single, count = svd_factor(w[index, :m, :n].double(), options.rank, tolerance)
         factor[index, :m, :n] = single.to(w.dtype)
