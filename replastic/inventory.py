@@ -41,7 +41,10 @@ class WeightMatrix:
     @property
     def scale(self) -> float:
         """The size FIRE gives an isometry in this layer: sqrt(out/in), divided by the kernel's area (appendix C)."""
-        stack = self.stack()
+        return self.scale_of(self.stack())
+
+    def scale_of(self, stack: Stack) -> float:
+        """`scale`, for a caller that has the stack already."""
         return math.sqrt(stack.rows / stack.columns) / self.layout.kernel_area
 
     @property

@@ -103,7 +103,7 @@ def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int
         single = max(bytes_of(*stack.sides, stack.view.device, stack.view.dtype) for stack in stacks)
         budget = max(DEFAULT_BUDGET, 24 * max(stack.view.numel() for stack in stacks), single)
     batches = make_batches(stacks, bytes_of, budget)
-    scales = [weight.scale for weight in weights]
+    scales = [weight.scale_of(stack) for weight, stack in zip(weights, stacks, strict=True)]
     # Sent before any work is: a copy from the host waits for all that the device was given until then.
     # In float64, whatever torch's default is: a float64 weight needs all of the scale.
     sent = [

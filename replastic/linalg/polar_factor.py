@@ -273,7 +273,7 @@ def scratch_bytes(options: PolarOptions) -> BytesOf:
     """Bytes of scratch that one m x n matrix needs, counted from the buffers the routes hold at once."""
 
     def published(m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
-        return work_dtype(dtype).itemsize * (3 * m * n + (5 if m >= TALL * n else 1) * n * n)
+        return work_dtype(dtype).itemsize * (3 * m * n + (7 if m >= TALL * n else 2) * n * n)
 
     def exact(m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
         if dtype == torch.float64:  # SVD: the matrix, its factor, U, and the square ones
