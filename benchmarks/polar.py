@@ -2,7 +2,7 @@
 
     python benchmarks/polar.py                    # on what the machine has; writes benchmarks/results/polar-<device>.json
     python benchmarks/polar.py --only resnet18    # one network, nothing written
-    python benchmarks/polar.py --write-docs       # the tables of docs/performance.md, from the committed records
+    python benchmarks/polar.py --write-docs       # the tables of README and docs, from the committed records
 
 Every method is timed in turn within each round, on weights restored before it, and medians are compared: what disturbs the
 machine disturbs all of them. Times are of the whole call a user makes, its checks and its report included. The yardstick
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import replastic as rp
 
 RESULTS = Path(__file__).parent / "results"
-DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
+PAGES = [Path(__file__).parent.parent / page for page in ("docs/performance.md", "README.md")]
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 STEPS = 10
@@ -294,13 +294,55 @@ def table(record: dict[str, Any]) -> str:
     return f"{made['device']}, torch {made['torch']}, Python {made['python']}:\n\n" + "\n".join(lines)
 
 
+AIMS: dict[str, dict[str, dict[str, float]]] = {
+    "cuda": {
+        "published, TF32": {"small": 20, "resnet18": 20, "vgg16": 8, "gpt": 5, "llama": 5.5},
+        "exact": {"resnet18": 5, "vgg16": 1.4, "gpt": 1.6, "llama": 1.8},
+    },
+    "cpu": {
+        "published": {"small": 3, "resnet18": 1, "vgg16": 1, "gpt": 2},
+        "exact": {"resnet18": 1, "vgg16": 1.1, "gpt": 2.5},
+    },
+}
+
+
+def aims(records: dict[str, dict[str, Any]]) -> str:
+    """What was aimed at beside what the records say, with every miss marked."""
+    lines = ["| | aim | measured | peak extra MiB, bound and measured |", "|---|---|---|---|"]
+    for device, methods in AIMS.items():
+        for method, networks in methods.items():
+            for key, aim in networks.items():
+                network = records[device]["networks"][key]
+                rows = network["methods"]
+                speed, memory = rows[method]["speedup"], rows[method]["peak_mib"]
+                bound = max(2 * rows["loop"]["peak_mib"], 256)
+                fast, small = ("" if ok else ", **missed**" for ok in (round(speed, 2) >= aim, memory <= bound))
+                what = f"{'H200' if device == 'cuda' else 'CPU'}, {method}, {network['title']}"
+                lines.append(f"| {what} | {aim:g}x | {speed:.2f}x{fast} | {bound:.0f}, {memory:.0f}{small} |")
+    return "\n".join(lines)
+
+
+def headline(records: dict[str, dict[str, Any]]) -> str:
+    """A few rows for the README."""
+    lines = ["| | one H200, published in TF32 | exact | two CPU cores, published | exact |", "|---|---|---|---|---|"]
+    for key in ("small", "resnet18", "vgg16", "gpt", "llama"):
+        cells = [records["cuda"]["networks"][key]["title"]]
+        for device, method in (("cuda", "published, TF32"), ("cuda", "exact"), ("cpu", "published"), ("cpu", "exact")):
+            found = records[device]["networks"].get(key)
+            cells.append(f"{found['methods'][method]['speedup']:.1f}x" if found else "-")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def rendered(text: str) -> str:
-    """The page with the tables between its markers made anew from the records."""
-    for kind in ("cpu", "cuda"):
-        record = json.loads((RESULTS / f"polar-{kind}.json").read_text())
-        start, marker, rest = text.partition(f"<!-- polar-{kind} -->\n")
-        end = rest.index("<!-- end -->")
-        text = start + marker + table(record) + "\n" + rest[end:]
+    """A page with what stands between its markers made anew from the records."""
+    records = {kind: json.loads((RESULTS / f"polar-{kind}.json").read_text()) for kind in ("cpu", "cuda")}
+    blocks = {f"polar-{kind}": table(record) for kind, record in records.items()}
+    blocks |= {"aims": aims(records), "headline": headline(records)}
+    for name, block in blocks.items():
+        start, marker, rest = text.partition(f"<!-- {name} -->\n")
+        if marker:
+            text = start + marker + block + "\n" + rest[rest.index("<!-- end -->") :]
     return text
 
 
@@ -309,7 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--only", nargs="*", choices=[*MODELS, LLAMA[0]], help="networks to measure; writes no record")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write-docs", action="store_true", help="only write the tables of docs/performance.md")
+    parser.add_argument("--write-docs", action="store_true", help="only write the tables of README and docs")
     parser.add_argument("--peak-of", nargs=2, metavar=("NETWORK", "METHOD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -320,7 +362,8 @@ def main() -> None:
         print(peak(METHODS[name], trained_like(MODELS[key][1])))
         return
     if arguments.write_docs:
-        DOCS.write_text(rendered(DOCS.read_text()))
+        for page in PAGES:
+            page.write_text(rendered(page.read_text()))
         return
     networks: dict[str, Any] = {}
     record = {"command": "python benchmarks/polar.py", "hardware": hardware(), "networks": networks}

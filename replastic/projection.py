@@ -115,7 +115,7 @@ def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int
         scale = each[:, None, None]
         w = batch.gather(work_dtype(batch.dtype))
         result = polar_batch(w, options, batch.sizes)
-        new = result.factor.mul_(scale)
+        new = result.factor.mul_(scale.to(w.dtype))
         batch.scatter_(new)
         account.add(batch, result, _sums_as_stored(w, new, scale, result, batch.dtype))
     torch.clear_autocast_cache()  # inside an autocast region the next forward would use copies of the old weights

@@ -84,7 +84,7 @@ def frobenius_norms(x: Tensor) -> Tensor:
 
 def gram_sums(gram_matrix: Tensor) -> Tensor:
     """(batch, 2): Frobenius norm and trace of Gram matrices, summed in float64. See `deviation`."""
-    norm = frobenius_norms(gram_matrix)
+    norm = torch.linalg.vector_norm(gram_matrix, dim=(-2, -1), dtype=torch.float64)
     trace = gram_matrix.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
     return torch.stack((norm, trace), dim=1)
 
