@@ -230,8 +230,6 @@ def _merge_tied(weights: list[WeightMatrix], embeddings: set[tuple[object, ...]]
     names = {(weight.memory, weight.kind): weight.name for weight in merged.values()}
     other: dict[Kind, Kind] = {"embedding": "tied_head", "tied_head": "embedding"}
     return [
-        replace(weight, tied_to=names.get((weight.memory, other[weight.kind]), "a frozen embedding"))
-        if weight.kind in other and (weight.kind == "tied_head" or (weight.memory, "tied_head") in names)
-        else weight
+        replace(weight, tied_to=names.get((weight.memory, other[weight.kind]), "")) if weight.kind in other else weight
         for weight in merged.values()
     ]

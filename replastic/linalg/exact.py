@@ -29,6 +29,7 @@ from .schedules import Triple, halley_weights, minimax_quintics
 _GRAM_FLOOR = 1e-11
 _HALLEY_FROM = 2048
 _HALLEY_BATCH_FROM, _HALLEY_BATCH = 768, 12  # factorisations of a batch run side by side
+_CHUNK = 2**21  # entries
 # Every iteration ends with the quintic Taylor step, whose error is 5/16·d³ with d = 1 - sigma²: from |1 - sigma| <= 2e-3 it
 # lands within 2e-8. The steps before it must have come this close.
 _CLOSE = 2e-3
@@ -51,13 +52,7 @@ def exact_factor(w: Tensor, tolerance: float, padding: Tensor | int = 0) -> Exac
     tolerance: sigma/sigma_max at or below which a direction is null.
     padding: how many columns of each matrix are only there to fill the batch; they are zero and stay so.
     """
-    x = w.double()
-    g = gram(x)
-    sums = gram_sums(g)
-    precise, redo = (_on_cuda if w.is_cuda else _by_eigenvectors)(x, g, padding)
-    del x, g  # float64 is large: gone before the copy in float32 is made
-    factor = precise.to(w.dtype)
-    del precise
+    factor, redo, sums = _by_iteration(w, padding) if w.is_cuda else _by_eigenvectors(w)
     redone = (redo & (sums[:, 1] > 0)).nonzero()[:, 0].tolist()
     null: dict[int, int] = {}
     failed: list[int] = []
@@ -90,14 +85,23 @@ def _careful_factor(w: Tensor, tolerance: float) -> tuple[Tensor, int, bool]:
     return x, v.shape[1] - live.shape[1], bool(converged)
 
 
-def _on_cuda(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor]:
+def _by_iteration(w: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+    x = w.double()
+    g = gram(x)
+    sums = gram_sums(g)
+    factor, redo = _iterate(x, g, padding)
+    del x, g  # float64 is large: gone before the copy in float32 is made
+    return factor.to(w.dtype), redo, sums
+
+
+def _iterate(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor]:
     count, m, n = x.shape
     if n >= _HALLEY_FROM and count > 1:
         # Batched factorisations are made for small matrices; large ones are faster one by one.
         redo = x.new_zeros(count, dtype=torch.bool)
         for index in range(count):
             at = slice(index, index + 1)
-            x[at], redo[at] = _on_cuda(x[at], g[at], padding if isinstance(padding, int) else padding[at])
+            x[at], redo[at] = _iterate(x[at], g[at], padding if isinstance(padding, int) else padding[at])
         return x, redo
     scale = _power_of_two_bound(g)
     x = x.div_(scale)
@@ -133,12 +137,21 @@ def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, int]:
     return (factor if basis is None else basis @ factor), int((~live).sum())
 
 
-def _by_eigenvectors(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor]:
+def _by_eigenvectors(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # W is turned to float64 some rows at a time: beside n x n matrices, only they take memory.
+    rows = w.split(max(1, _CHUNK // (w.shape[0] * w.shape[-1])), dim=-2)
+    g = gram(rows[0].double())
+    for part in rows[1:]:
+        g += gram(part.double())
+    sums = gram_sums(g)
     values, vectors = torch.linalg.eigh(g)
     redo = values[:, 0] < _GRAM_FLOOR * values[:, -1]
     vectors.mul_(values.clamp_min(torch.finfo(values.dtype).tiny).pow(-0.25).unsqueeze(-2))
     inverse_root = gram(vectors.mT.contiguous(), out=g)
-    return torch.bmm(x, inverse_root), redo
+    factor = torch.empty_like(w)
+    for part, out in zip(rows, factor.split(rows[0].shape[-2], dim=-2), strict=True):
+        out.copy_(torch.bmm(part.double(), inverse_root))
+    return factor, redo, sums
 
 
 def _power_of_two_bound(g: Tensor) -> Tensor:

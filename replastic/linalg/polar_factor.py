@@ -278,7 +278,9 @@ def scratch_bytes(options: PolarOptions) -> BytesOf:
     def exact(m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
         if dtype == torch.float64:  # SVD: the matrix, its factor, U, and the square ones
             return 40 * m * n + 40 * n * n
-        return 20 * m * n + (20 if device.type == "cuda" and m < TALL * n else 40) * n * n
+        if device.type == "cpu":
+            return 8 * m * n + 48 * n * n
+        return 20 * m * n + (20 if m < TALL * n else 40) * n * n
 
     return published if options.method == "published" else exact
 
