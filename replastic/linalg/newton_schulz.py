@@ -9,6 +9,9 @@ Several steps can be taken on the n x n side. With R = XᵀX every step multipli
 X·Q(R), and for a tall X the products with R are the cheap ones. In float32 that recurrence loses small eigenvalues if it
 runs for long, so it restarts from a fresh Gram matrix after a block of steps, and Q is carried as q·I + D: the identity
 part never passes through a rounded product, which is what keeps small singular values accurate to the last digits.
+
+Equal to the plain loop over matrices up to rounding, in another order: ten cubic steps stay within 3e-6 of the iteration in
+exact arithmetic, and so does the loop. Muon's coefficients, which never settle, carry rounding on: 1e-3 there.
 """
 
 from __future__ import annotations
