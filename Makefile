@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP_OPTIONS := --quiet --disable-pip-version-check
 
 .PHONY: demo test lint types unit benchmark clean
 
@@ -26,7 +27,8 @@ benchmark: $(VENV)/.installed
 # An environment that already has torch in the supported range can be used as it is: make VENV=path/to/it test
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt torch
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -e ".[dev]"
 	touch $@
 
 clean:

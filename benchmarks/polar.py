@@ -281,17 +281,24 @@ def hardware() -> dict[str, str]:
 
 
 def table(record: dict[str, Any]) -> str:
+    """Times, then peak extra memory, as two tables."""
     names = list(next(iter(record["networks"].values()))["methods"])
-    head = ["network", "plain loop", *names[1:], "peak extra MiB: " + " / ".join(names)]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    rule = "|---" * (len(names) + 1) + "|"
+    times = ["| network | plain loop | " + " | ".join(names[1:]) + " |", rule]
+    peaks = ["| peak extra MiB | plain loop | " + " | ".join(names[1:]) + " |", rule]
     for network in record["networks"].values():
         rows = network["methods"]
-        cells = [network["title"], f"{rows['loop']['ms']:.4g} ms"]
-        cells += [f"{rows[name]['ms']:.4g} ms, **{rows[name]['speedup']:.2f}x**" for name in names[1:]]
-        cells.append(" / ".join(f"{rows[name]['peak_mib']:.0f}" for name in names))
-        lines.append("| " + " | ".join(cells) + " |")
+        cells = [network["title"], duration(rows["loop"]["ms"])]
+        cells += [f"{duration(rows[name]['ms'])}, **{rows[name]['speedup']:.2f}x**" for name in names[1:]]
+        times.append("| " + " | ".join(cells) + " |")
+        peaks.append(f"| {network['title']} | " + " | ".join(f"{rows[name]['peak_mib']:.0f}" for name in names) + " |")
     made = record["hardware"]
-    return f"{made['device']}, torch {made['torch']}, Python {made['python']}:\n\n" + "\n".join(lines)
+    made_on = f"{made['device']}, torch {made['torch']}, Python {made['python']}:"
+    return "\n".join([made_on, "", *times, "", *peaks])
+
+
+def duration(milliseconds: float) -> str:
+    return f"{milliseconds / 1e3:.1f} s" if milliseconds >= 1e4 else f"{milliseconds:.4g} ms"
 
 
 AIMS: dict[str, dict[str, dict[str, float]]] = {
@@ -323,11 +330,18 @@ def aims(records: dict[str, dict[str, Any]]) -> str:
 
 
 def headline(records: dict[str, dict[str, Any]]) -> str:
-    """A few rows for the README."""
-    lines = ["| | one H200, published in TF32 | exact | two CPU cores, published | exact |", "|---|---|---|---|---|"]
-    for key in ("small", "resnet18", "vgg16", "gpt", "llama"):
+    """A few columns for the README."""
+    columns = {
+        "H200, published": ("cuda", "published"),
+        "published, TF32": ("cuda", "published, TF32"),
+        "exact": ("cuda", "exact"),
+        "2 CPU cores, published": ("cpu", "published"),
+        "exact ": ("cpu", "exact"),
+    }
+    lines = ["| | " + " | ".join(name.strip() for name in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for key in ("mlp", "small", "resnet18", "vgg16", "gpt", "llama"):
         cells = [records["cuda"]["networks"][key]["title"]]
-        for device, method in (("cuda", "published, TF32"), ("cuda", "exact"), ("cpu", "published"), ("cpu", "exact")):
+        for device, method in columns.values():
             found = records[device]["networks"].get(key)
             cells.append(f"{found['methods'][method]['speedup']:.1f}x" if found else "-")
         lines.append("| " + " | ".join(cells) + " |")
@@ -369,7 +383,7 @@ def main() -> None:
     record = {"command": "python benchmarks/polar.py", "hardware": hardware(), "networks": networks}
     for key in arguments.only or [*MODELS, *([LLAMA[0]] if CUDA else [])]:
         networks[key] = measure_llama(32) if key == LLAMA[0] else measure(key, arguments.rounds)
-        print(table({**record, "networks": {key: networks[key]}}).splitlines()[-1], flush=True)
+        print(table({**record, "networks": {key: networks[key]}}).splitlines()[4], flush=True)
     print("\n" + table(record))
     if not arguments.only:
         target = RESULTS / f"polar-{DEVICE.type}.json"

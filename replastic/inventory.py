@@ -19,8 +19,10 @@ from .layers import ATTENTION, FUSED, Kind, Layout, UnknownLayout, is_lazy, layo
 from .linalg.batches import Stack
 from .linalg.polar_factor import DEVICES, FLOAT_DTYPES
 
+_FLOATS = "float16, bfloat16, float32 or float64"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class WeightMatrix:
     """A weight, or one part of a fused weight, as a stack of matrices (..., out, in)."""
 
@@ -32,6 +34,9 @@ class WeightMatrix:
     also_named: tuple[str, ...] = ()  # further names of the same tensor
     aliases: tuple[nn.Parameter, ...] = ()  # further parameter objects on the same memory
     tied_to: str = ""  # of an embedding: the output head that reads it the other way round, and the reverse
+
+    def __repr__(self) -> str:
+        return f"WeightMatrix({self.name!r}, {self.kind}, parameter {tuple(self.parameter.shape)})"
 
     def stack(self, tensor: Tensor | None = None) -> Stack:
         """The matrices as views into the parameter, or into another tensor of its shape (optimiser state, a mask)."""
@@ -119,7 +124,14 @@ def take_inventory(model: nn.Module) -> Inventory:
     changeable = [weight for weight in found.weights if weight.memory not in fixed]
     frozen = [weight for weight in found.weights if weight.memory in fixed]
     found.skipped += [
-        Unavailable(w.name, w.kind, w.role, tuple(w.parameter.shape), "is frozen (requires_grad=False)", w.also_named)
+        Unavailable(
+            w.name,
+            w.kind,
+            w.role,
+            tuple(w.parameter.shape),
+            "is frozen: call requires_grad_(True) on it to have it changed",
+            w.also_named,
+        )
         for w in _merge_tied(frozen, set())
     ]
     found.weights = _merge_tied(changeable, embeddings)
@@ -135,7 +147,7 @@ def unusable(parameter: Tensor) -> str | None:
     if parameter.layout != torch.strided:
         return f"is stored as {parameter.layout}: leave it out with where=..., or make it dense"
     if parameter.is_quantized or parameter.dtype not in FLOAT_DTYPES:
-        return f"has dtype {parameter.dtype}, not a float: leave it out with where=..., or load the model unquantised"
+        return f"has dtype {parameter.dtype}, not {_FLOATS}: leave it out with where=..., or convert it first"
     if parameter.device.type not in DEVICES:
         return f"is on {parameter.device}, where there is no float64: move the model first, as in model.cpu()"
     if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
@@ -191,7 +203,7 @@ def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Invento
         matrix_like = not is_lazy(parameter) and parameter.ndim >= 2 and "bias" not in attribute
         # weight_v, weight_orig: what a weight that is listed already is made from
         if matrix_like and attribute not in attributes and attribute.rpartition("_")[0] not in attributes:
-            reason = f"is of {type(module).__name__}, which is not a known layer: how it is a matrix is not known either"
+            reason = f"belongs to {type(module).__name__}, which is not a known layer type"
             found.skipped.append(Unavailable(f"{prefix}{attribute}", "linear", None, tuple(parameter.shape), reason))
 
 

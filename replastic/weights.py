@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from .inventory import Inventory, Unavailable, WeightMatrix, take_inventory
 from .inventory import matrices as matrices
@@ -62,6 +62,8 @@ def select(model: nn.Module, where: Where = "everything") -> Selection:
     Embeddings and norms come only by their preset or their own name: a glob or a predicate that happens to cover them
     does not ask for them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
     found = take_inventory(model)
     asks = list(where) if isinstance(where, Iterable) and not isinstance(where, str) else [where]
     tests = [_test(ask, found) for ask in asks]
@@ -83,6 +85,8 @@ def select(model: nn.Module, where: Where = "everything") -> Selection:
 
 def _test(ask: object, found: Inventory) -> Callable[[WeightMatrix | Unavailable], bool]:
     """One element of `where`, as a test on weights."""
+    if isinstance(ask, nn.Module | Tensor):
+        raise TypeError(f"where holds a {type(ask).__name__}: give its name instead, as in where='encoder.0'")
     if callable(ask):
         return lambda weight: isinstance(weight, WeightMatrix) and weight.kind in _ORDINARY and bool(ask(weight))
     if not isinstance(ask, str):
@@ -144,10 +148,12 @@ def _nothing(where: Where, left_alone: list[LeftAlone], found: Inventory) -> str
         listed = "; ".join(f"{weight.name}: {weight.reason}" for weight in left_alone[:3])
         more = f" and {len(left_alone) - 3} more" if len(left_alone) > 3 else ""
         return f"{given} that may be changed ({listed}{more})"
-    if not found.weights:
-        return f"{given}: it has no linear, convolutional, recurrent, attention or embedding layer"
-    listed = ", ".join(weight.name for weight in found.weights[:5])
-    return f"{given}; it has {len(found.weights)}, such as {listed}: give one of these names, a glob, or where='everything'"
+    names = [weight.name for weight in found.weights if weight.kind in _ORDINARY]
+    if not names:
+        return f"{given}: it has no linear, convolutional, recurrent or attention layer"
+    near = difflib.get_close_matches(where, names, n=3, cutoff=0.5) if isinstance(where, str) else []
+    listed = ", ".join(near or names[:5])
+    return f"{given}; it has {len(names)}, such as {listed}: give one of these names, a glob, or where='everything'"
 
 
 def _check_no_overlap(chosen: list[WeightMatrix]) -> None:

@@ -62,3 +62,24 @@ def test_an_isometry_in_the_papers_orientation() -> None:
     wide = polar(weight.T)
     assert float(rp.deviation_from_isometry(wide.T)) < 1e-10
     assert float(rp.deviation_from_isometry(wide)) == pytest.approx(18, abs=1e-4)  # 30 columns in 12 dimensions
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda net: rp.fire_(net.state_dict()), TypeError, "torch.nn.Module, got OrderedDict"),
+        (lambda net: rp.fire_(net, where=net[0]), TypeError, "Linear: give its name"),
+        (lambda net: rp.fire_(net, where=["0", net[0].weight]), TypeError, "Parameter: give its name"),
+        (lambda net: rp.fire_(net, optimizer="adam"), TypeError, "no optimiser"),
+        (lambda net: rp.layer_deviation(net[0]), TypeError, "rp.select"),
+        (lambda net: polar([[1.0, 2.0]]), TypeError, r"torch\.tensor\(matrix\)"),
+        (lambda net: rp.squared_frobenius_error(torch.ones(2, 2), torch.ones(1, 2)), ValueError, "one shape"),
+    ],
+)
+def test_a_likely_mistake_is_answered_with_what_to_type(call, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(torch.nn.Sequential(torch.nn.Linear(3, 3)))
+
+
+def test_a_weight_matrix_prints_on_one_line() -> None:
+    assert repr(matrices(torch.nn.Linear(3, 2))[0]) == "WeightMatrix('weight', linear, parameter (2, 3))"

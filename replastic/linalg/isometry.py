@@ -45,6 +45,8 @@ def squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
     >>> squared_frobenius_error(torch.eye(2), torch.zeros(2, 2))
     tensor(2.)
     """
+    if before.shape != after.shape:
+        raise ValueError(f"SFE compares matrices of one shape, got {tuple(before.shape)} and {tuple(after.shape)}")
     return (before - after).square().sum((-2, -1))
 
 

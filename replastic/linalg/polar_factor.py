@@ -164,6 +164,8 @@ def polar(
 @torch.no_grad()
 def polar_with_info(matrix: Tensor, options: PolarOptions, *, budget: int = DEFAULT_BUDGET) -> tuple[Tensor, PolarInfo]:
     """`polar`, and what was done to each matrix."""
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"polar needs a tensor, got {type(matrix).__name__}: convert it first, as in torch.tensor(matrix)")
     if matrix.dtype not in FLOAT_DTYPES:
         raise TypeError(f"polar needs a float tensor, got {matrix.dtype}: convert it first, as in matrix.float()")
     if matrix.ndim < 2 or 0 in matrix.shape:

@@ -17,8 +17,13 @@ def layer_deviation(weight: WeightMatrix) -> Tensor:
 
     The scale, sqrt(out/in) divided by the kernel's area, is the one FIRE gives the layer; without taking it out a perfect
     isometry of a non-square layer would not read 0. Differentiable in the parameter. For the paper's own figure, which
-    its theorems are about, use `deviation_from_isometry(weight.T)`.
+    its theorems are about, use `deviation_from_isometry(layer.weight.T)` of a linear layer.
     """
+    if not isinstance(weight, WeightMatrix):
+        raise TypeError(
+            f"layer_deviation needs a WeightMatrix, got {type(weight).__name__}: choose one with "
+            "rp.select(model, 'name').chosen[0]"
+        )
     stack = weight.stack()
     matrices = weight.layout.view(weight.parameter).reshape(*stack.leading, stack.rows, stack.columns)
     matrices = matrices.to(work_dtype(matrices.dtype)) / weight.scale

@@ -75,10 +75,11 @@ class FireReport:
 
     def __str__(self) -> str:
         how = f"{self.options.steps} steps" if self.options.method == "published" else self.options.method
-        count = sum(layer.matrices for layer in self.layers)
+        weights, matrices = len(self.layers), sum(layer.matrices for layer in self.layers)
         width = max(len("weight"), *(len(layer.name) for layer in self.layers))
         lines = [
-            f"FIRE, {how}: {len(self.layers)} weights, {count} matrices",
+            f"FIRE, {how}: {weights} weight{'s'[: weights != 1]}, {matrices} matri{'ces' if matrices != 1 else 'x'} "
+            "(DfI per column: 0 is an isometry; SFE: squared change)",
             f"{'weight':<{width}}  {'matrices':>16}  {'DfI/col before':>14}  {'after':>8}  {'SFE':>9}  {'SFE/|W|²':>8}",
         ]
         for layer in self.layers:
@@ -174,6 +175,9 @@ def _optimizer_entries(
     if optimizer is None:
         return []
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    for given in optimizers:
+        if not hasattr(given, "param_groups"):
+            raise TypeError(f"optimizer={given!r} is no optimiser: pass the object that trains the model, or a list of them")
     by_parameter: dict[int, list[WeightMatrix]] = {}
     for weight in selection.chosen:
         by_parameter.setdefault(id(weight.parameter), []).append(weight)
