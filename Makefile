@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP_OPTIONS := --quiet --disable-pip-version-check
 
 .PHONY: demo test lint types unit benchmark clean
 
@@ -24,11 +23,11 @@ unit: $(VENV)/.installed
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/polar.py
 
-# An environment that already has torch in the supported range can be used as it is: make VENV=path/to/it test
+# The pins are for an empty environment. One that has torch in the supported range keeps it: make VENV=path/to/it test
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt torch
-	$(BIN)/python -m pip install $(PIP_OPTIONS) -e ".[dev]"
+	if $(BIN)/python -c "import torch" 2>/dev/null; then pins=; else pins="-c constraints.txt"; fi; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$pins -e ".[dev]"
 	touch $@
 
 clean:
