@@ -19,7 +19,7 @@ from .layers import ATTENTION, FUSED, Kind, Layout, UnknownLayout, is_lazy, layo
 from .linalg.batches import Stack
 from .linalg.polar_factor import DEVICES, FLOAT_DTYPES
 
-_FLOATS = "float16, bfloat16, float32 or float64"
+_FLOATS = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES)
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,7 +147,7 @@ def unusable(parameter: Tensor) -> str | None:
     if parameter.layout != torch.strided:
         return f"is stored as {parameter.layout}: leave it out with where=..., or make it dense"
     if parameter.is_quantized or parameter.dtype not in FLOAT_DTYPES:
-        return f"has dtype {parameter.dtype}, not {_FLOATS}: leave it out with where=..., or convert it first"
+        return f"has dtype {parameter.dtype}, not one of {_FLOATS}: leave it out with where=..., or convert it first"
     if parameter.device.type not in DEVICES:
         return f"is on {parameter.device}, where there is no float64: move the model first, as in model.cpu()"
     if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):

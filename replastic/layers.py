@@ -22,6 +22,7 @@ What is done with each, and why it is right:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -133,32 +134,22 @@ def _gates(name: str, gates: int) -> Layout:
 
 def _convolution(layer: conv._ConvNd, last_name: str) -> list[tuple[str, Layout]]:
     groups, taps = layer.groups, len(layer.kernel_size)
-    area = 1
-    for size in layer.kernel_size:
-        area *= size
-    kernel = tuple(range(-taps, 0))
-
     if groups > 1 and layer.in_channels == groups:
         transposed = layer.transposed  # stored (groups, multiplier, *kernel), else (groups·multiplier, 1, *kernel)
         view = (lambda w: w) if transposed else (lambda w: w[:, 0].unflatten(0, (groups, -1)))
         return [("weight", Layout("convolution", view, in_axes=taps))]
 
-    def by_group(weight: Tensor) -> Tensor:
-        """(groups, out, in, *kernel)"""
-        weight = weight.unflatten(0, (groups, -1))
-        return weight.transpose(1, 2) if layer.transposed else weight
-
     def by_tap(weight: Tensor) -> Tensor:
         """(*kernel, out, in), groups in between if there are several"""
-        grouped = by_group(weight)
-        if groups == 1:
-            grouped = grouped[0]
+        grouped = weight.unflatten(0, (groups, -1))
+        grouped = grouped.transpose(1, 2) if layer.transposed else grouped  # (groups, out, in, *kernel)
+        grouped = grouped[0] if groups == 1 else grouped
         lead = grouped.ndim - taps
-        return grouped.permute(*(lead + taps + axis for axis in kernel), *range(lead))
+        return grouped.permute(*range(lead, grouped.ndim), *range(lead))
 
     if last_name in FUSED and FUSED[last_name] != _GATED:
         raise UnknownLayout("is a fused convolution; some order its channels by part and some by head, and it does not say")
-    return [("weight", Layout("convolution", by_tap, kernel_area=area))]
+    return [("weight", Layout("convolution", by_tap, kernel_area=math.prod(layer.kernel_size)))]
 
 
 def _linear(layer: nn.Module, last_name: str, parent: nn.Module | None, orient: Callable[[Tensor], Tensor]) -> list[Layout]:

@@ -1,8 +1,5 @@
 """Pure tensor maths: tensors in, tensors out."""
 
-from .batches import Batch as Batch
-from .batches import Stack as Stack
-from .batches import make_batches as make_batches
 from .isometry import deviation_from_isometry as deviation_from_isometry
 from .isometry import normalised_squared_frobenius_error as normalised_squared_frobenius_error
 from .isometry import smaller_side_deviation as smaller_side_deviation

@@ -1,7 +1,7 @@
 """The polar factor W(WᵀW)^(-1/2) itself: FIRE's equation 5, the nearest matrix with orthonormal columns.
 
 Everything runs in float64, because precision is needed first, not last: an iterate rounded early converges to an
-orthogonal matrix, but to the wrong one. Routes, by what was fastest where (docs/performance.md):
+orthogonal matrix, but to the wrong one. Routes, by what was fastest where:
 
     CPU                 eigendecomposition of the n x n Gram matrix, then one product
     CUDA, n < 2048      minimax quintics: products only, so that many small matrices run as one batch
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .products import TALL, gram, gram_sums, symmetric_product
+from .products import TALL, bound_of_gram, gram, gram_sums, symmetric_product
 from .schedules import Triple, halley_weights, minimax_quintics
 
 # lambda_min/lambda_max below which a Gram matrix in float64 no longer resolves its smallest direction to 1e-7: condition
@@ -155,13 +155,8 @@ def _by_eigenvectors(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _power_of_two_bound(g: Tensor) -> Tensor:
-    """An upper bound of sigma_max from the Gram matrix, (batch, 1, 1), rounded up so that dividing by it is exact."""
-    frobenius = torch.linalg.vector_norm(g, dim=(-2, -1))
-    row_sum = torch.linalg.vector_norm(g, 1, dim=-1).amax(-1)
-    bound = torch.minimum(frobenius, row_sum).sqrt()
-    bound = torch.where(bound > 0, bound, 1)
-    # The tiny factor covers the rounding of the sums themselves.
-    return torch.exp2(torch.log2(bound * (1 + 1e-12)).ceil())[:, None, None]
+    """An upper bound of sigma_max, rounded up so that dividing by it is exact; the tiny factor covers its own rounding."""
+    return torch.exp2(torch.log2(bound_of_gram(g) * (1 + 1e-12)).ceil())
 
 
 def _quintics(x: Tensor, r: Tensor, steps: tuple[Triple, ...]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .products import float32_precision, gram
+from .products import bound_of_gram, float32_precision, gram
 from .schedules import minimax_quintics
 
 
@@ -28,7 +28,8 @@ def half_factor(x: Tensor) -> Tensor:
     """The polar factor of float32 x (batch, m, n), m >= n, Frobenius norm 1; consumes x."""
     n = x.shape[-1]
     x.mul_(math.sqrt(n))  # entries near 1: float16 has no room for the 1/n of a normalised matrix
-    x.div_(_bound(x))
+    half = x.half()
+    x.div_(bound_of_gram(torch.bmm(half.mT, half, out_dtype=torch.float32)).mul_(1.02))  # beyond float16's rounding
     # Powers of two move operands into float16's range and out again without rounding.
     up = 2.0 ** round(math.log2(math.sqrt(n)))
     for a, b, c in minimax_quintics(lowest=1e-5, tolerance=2e-2, cushion=0.1, margin=1e-2):
@@ -39,14 +40,6 @@ def half_factor(x: Tensor) -> Tensor:
     with float32_precision("tf32", x.device):
         x = _polish(x)
     return _polish(x)
-
-
-def _bound(x: Tensor) -> Tensor:
-    half = x.half()
-    g = torch.bmm(half.mT, half, out_dtype=torch.float32)
-    row_sum = torch.linalg.vector_norm(g, 1, dim=-1).amax(-1)
-    bound = torch.minimum(torch.linalg.vector_norm(g, dim=(-2, -1)), row_sum).sqrt() * 1.02
-    return torch.where(bound > 0, bound, 1)[:, None, None]
 
 
 def _polish(x: Tensor) -> Tensor:

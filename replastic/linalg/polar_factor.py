@@ -252,8 +252,8 @@ def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, in
         m, n = sizes[index]
         single, count = svd_factor(w[index, :m, :n].double(), options.rank, tolerance)
         factor[index, :m, :n] = single.to(w.dtype)
-        if count:
-            null[index] = count
+        null[index] = count
+    null = {index: count for index, count in null.items() if count}
     if options.rank == "raise" and null:
         raise ValueError(
             f"{len(null)} of {len(w)} matrices of shape {tuple(w.shape[-2:])} are rank-deficient: pass "

@@ -1,4 +1,4 @@
-"""Matrix products that the polar routes share: symmetric ones at half price, and float32 at a chosen precision."""
+"""What the polar routes share: symmetric products at half price, float32 at a chosen precision, norms and bounds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch import Tensor
 Precision = Literal["ieee", "tf32"]
 
 # From these sizes on, computing only the upper block panels of a symmetric product and mirroring them beats one full
-# product (measured, docs/performance.md); below, the extra calls cost more than the saved arithmetic.
+# product; below, the extra calls cost more than the saved arithmetic.
 _PANELS_FROM = {("cpu", 4): 640, ("cpu", 8): 512, ("cuda", 4): 3072, ("cuda", 8): 3072}  # by bytes an entry
 _PANELS = 4
-
 
 # Above this ratio of the sides, working on the small side is cheaper than working on the matrix itself.
 TALL = 1.5
@@ -65,6 +64,13 @@ def symmetric_product(
         block = result[:, start:stop, start:]
         torch.baddbmm(add[:, start:stop, start:], s[:, start:stop], t[..., start:], beta=beta, alpha=alpha, out=block)
     return _mirror(result, panels)
+
+
+def bound_of_gram(gram_matrix: Tensor) -> Tensor:
+    """(batch, 1, 1): an upper bound of sigma_max from XᵀX, within about four times of it; 1 for a zero matrix."""
+    row_sum = torch.linalg.vector_norm(gram_matrix, 1, dim=-1).amax(-1)
+    bound = torch.minimum(torch.linalg.vector_norm(gram_matrix, dim=(-2, -1)), row_sum).sqrt()
+    return torch.where(bound > 0, bound, 1)[:, None, None]
 
 
 def frobenius_norms(x: Tensor) -> Tensor:

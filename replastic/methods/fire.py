@@ -113,7 +113,7 @@ def fire_(
     where: which weights; see `weights.select`. Embeddings and norms only if asked for.
     optimizer: forget its momenta for the changed weights, and only for those; a list, if several train the model.
     rank: what directions without a singular value become in "exact": "partial" leaves them null, "complete" fills them.
-    budget: bytes of scratch memory to stay within, as far as single matrices allow; None: what a plain loop would take.
+    budget: bytes of scratch memory to stay within, as far as single matrices allow; None: by the largest layer.
 
     >>> report = fire_(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4)), method="exact")
     >>> [layer.name for layer in report.layers], all(layer.dfi_after < 1e-10 for layer in report.layers)
