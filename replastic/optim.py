@@ -1,7 +1,8 @@
-"""Surgery on optimiser state: whoever resets weights clears exactly those entries, and nothing else."""
+"""Surgery on optimisers: whoever resets weights clears exactly those entries, and nothing else; several look like one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +97,15 @@ def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> N
             )
 
 
+def entry_state(optimizer: Optimizer, param: Tensor) -> list[Tensor]:
+    """The tensors of the optimiser's state that hold one number for each entry of `param`; none if it does not train it."""
+    if not holds(optimizer, param):
+        return []
+    check_clearable(optimizer, param, index=...)
+    state = optimizer.state.get(param, {})
+    return [value for key, value in state.items() if key not in _COUNTERS and isinstance(value, Tensor)]
+
+
 def holds(optimizer: Optimizer, param: Tensor) -> bool:
     """Whether the optimiser trains this parameter."""
     return any(held is param for group in optimizer.param_groups for held in group["params"])
@@ -107,3 +117,94 @@ def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
             f"the optimiser does not hold this parameter of shape {tuple(param.shape)}: pass the optimiser that trains it"
         )
     return next(group for group in optimizer.param_groups if any(held is param for held in group["params"]))
+
+
+def adopt_(optimizer: Optimizer, new: Tensor, like: Tensor) -> None:
+    """Have the optimiser train `new` too, with the settings of the group that `like` is in."""
+    if not holds(optimizer, new):
+        _group_of(optimizer, like)["params"].append(new)
+
+
+class Together(Optimizer):
+    """Several optimisers that look like one: merged groups, merged state, one `state_dict`.
+
+    Their groups are the same objects, so a learning rate that a scheduler sets here is set there.
+
+    >>> body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+    >>> both = Together([torch.optim.SGD(body.parameters(), lr=0.1), torch.optim.Adam(head.parameters())])
+    >>> [group["lr"] for group in both.param_groups]
+    [0.1, 0.001]
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        held = [id(param) for optimizer in self.optimizers for group in optimizer.param_groups for param in group["params"]]
+        if len(set(held)) < len(held):
+            raise ValueError("two of the optimisers hold the same parameter: each is to be trained by one")
+        super().__init__([param for o in self.optimizers for group in o.param_groups for param in group["params"]], {})
+        self._merge()
+
+    def _merge(self) -> None:
+        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.state = _MergedState(self.optimizers)  # type: ignore[assignment]
+        self.defaults = {key: value for optimizer in self.optimizers for key, value in optimizer.defaults.items()}
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = closure() if closure is not None else None
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        saved = state_dict.get("optimizers", [state_dict])
+        if len(saved) != len(self.optimizers):
+            raise ValueError(f"the checkpoint has {len(saved)} optimisers, and there are {len(self.optimizers)} here")
+        for optimizer, state in zip(self.optimizers, saved, strict=True):
+            optimizer.load_state_dict(state)
+        self._merge()
+
+
+def as_one(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
+    """The optimiser itself, or several of them as one."""
+    several = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    for given in several:
+        if not hasattr(given, "param_groups"):
+            raise TypeError(f"optimizer={given!r} is no optimiser: pass the object that trains the model, or a list of them")
+    if not several:
+        raise ValueError("optimizer=[] holds no optimiser: pass the one that trains the model")
+    return several[0] if len(several) == 1 else Together(several)
+
+
+class _MergedState(MutableMapping[Tensor, Any]):
+    """The state of several optimisers by parameter: each entry lives in the optimiser that trains it."""
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self.optimizers = optimizers
+
+    def _of(self, param: Tensor) -> Any:
+        return next((optimizer.state for optimizer in self.optimizers if holds(optimizer, param)), {})
+
+    def __getitem__(self, param: Tensor) -> Any:
+        return self._of(param)[param]
+
+    def __setitem__(self, param: Tensor, value: Any) -> None:
+        self._of(param)[param] = value
+
+    def __delitem__(self, param: Tensor) -> None:
+        del self._of(param)[param]
+
+    def __contains__(self, param: object) -> bool:
+        return any(param in optimizer.state for optimizer in self.optimizers)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (param for optimizer in self.optimizers for param in optimizer.state)
+
+    def __len__(self) -> int:
+        return sum(len(optimizer.state) for optimizer in self.optimizers)

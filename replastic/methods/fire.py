@@ -26,7 +26,7 @@ Departures from the released code, each for a reason:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -34,11 +34,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..inventory import WeightMatrix
+from ..learner import Learner
 from ..linalg.newton_schulz import Coefficients
-from ..linalg.polar_factor import Method, PolarOptions, RankPolicy
+from ..linalg.polar_factor import Method as PolarMethod
+from ..linalg.polar_factor import PolarOptions, RankPolicy
 from ..linalg.products import Precision
+from ..method import Method
 from ..optim import check_clearable, clear_state_, holds
 from ..projection import Account, Figures, project_
+from ..task import Task
 from ..weights import LeftAlone, Selection, Where, select
 
 
@@ -95,7 +99,7 @@ def fire_(
     model: nn.Module,
     *,
     steps: int = 10,
-    method: Method = "published",
+    method: PolarMethod = "published",
     where: Where = "everything",
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     coefficients: str | Coefficients = "cubic",
@@ -131,6 +135,33 @@ def fire_(
     names = tuple(weight.name for weight in selection.chosen)
     others = tuple((*weight.also_named, *filter(None, [weight.tied_to])) for weight in selection.chosen)
     return FireReport(options, names, others, account, selection.left_alone)
+
+
+@dataclass
+class FIRE(Method):
+    """Call `fire_` at every boundary; the report of the last is in `report`."""
+
+    steps: int = 10  # vision and RL; 5 for the paper's GPT
+    method: PolarMethod = "published"
+    where: Where = "everything"
+    coefficients: str | Coefficients = "cubic"
+    clear_state: bool = True  # forget the optimiser's momenta of the changed weights
+    report: FireReport | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        PolarOptions(self.method, self.steps, self.coefficients)  # raises if they do not go together
+
+    def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        optimizer = learner.optimizer if self.clear_state else None
+        self.report = fire_(
+            learner.model,
+            steps=self.steps,
+            method=self.method,
+            where=self.where,
+            optimizer=optimizer,
+            coefficients=self.coefficients,
+        )
 
 
 def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options: PolarOptions) -> LayerReport:

@@ -1,0 +1,126 @@
+"""Shrink & Perturb: shrink what was learnt, and mix in new weights.
+
+    θ <- (1 - λ) θ + λ θ₀            towards the run's first weights, or towards a fresh draw ("fresh")
+    θ <- s θ + ε,  ε ~ N(0, σ²)      the first paper's form ("noise")
+    θ <- s θ + ε after every step    the form of the loss-of-plasticity benchmark (`PerturbEachStep`)
+
+Ash & Adams: On Warm-Starting Neural Network Training, NeurIPS 2020. The form with one coefficient is that of Lee et al.
+2024, used by FIRE and by Soft Weight Rescaling; the form at every step that of Dohare et al., Nature 2024. For RL, FIRE
+shrinks the encoder and resets the rest: `shrink_encoder`.
+
+Departures from released code, each for a reason:
+    - A tensor with several names (tied embeddings) is shrunk once.
+    - What the optimiser remembers of the changed weights is forgotten, as FIRE's vision and language code does by building
+      it anew; its DQN code keeps it: clear_state=False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..learner import Learner
+from ..linalg import many
+from ..method import Method
+from ..task import Task
+from ..units import original
+from ..weights import Where
+from .reset import LayerReset, layer_tensors
+
+
+@torch.no_grad()
+def shrink_and_perturb_(parameters: Iterable[Tensor], targets: Iterable[Tensor], rate: float) -> None:
+    """θ <- (1 - rate) θ + rate·target, in place: 0 changes nothing and 1 gives the targets, bit for bit.
+
+    >>> weight = torch.tensor([2.0, 4.0])
+    >>> shrink_and_perturb_([weight], [torch.zeros(2)], 0.5); weight
+    tensor([1., 2.])
+    """
+    held, wanted = list(parameters), [target.detach() for target in targets]
+    if rate == 1:
+        many.copy_(held, wanted)
+    elif rate:
+        many.mul_(held, 1 - rate)
+        many.add_(held, wanted, alpha=rate)
+
+
+@torch.no_grad()
+def add_noise_(parameters: Iterable[Tensor], shrink: float, sigma: float, generator: torch.Generator | None = None) -> None:
+    """θ <- shrink·θ + N(0, sigma²), in place."""
+    for parameter in parameters:
+        noise = torch.empty_like(parameter).normal_(0, sigma, generator=generator) if sigma else 0
+        parameter.mul_(shrink).add_(noise)
+
+
+@dataclass
+class ShrinkAndPerturb(Method):
+    """Shrink & Perturb at every boundary, on all parameters or those of the layers in `where`."""
+
+    rate: float = 0.8  # λ: how much of the new weights; the best in FIRE's tables 7 to 9
+    towards: Literal["initial", "fresh"] = "initial"
+    where: Where | Literal["all"] = "all"
+    clear_state: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("rate", 0 <= self.rate <= 1, "between 0 and 1")
+        self.require("towards", self.towards in ("initial", "fresh"), '"initial" or "fresh"')
+
+    def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        chosen = _chosen(learner, self.where)
+        fresh = dict(learner.fresh().named_parameters()) if self.towards == "fresh" else {}
+        targets = [fresh[name] if fresh else learner.first(name) for name in chosen]
+        shrink_and_perturb_(chosen.values(), targets, self.rate)
+        if self.clear_state and self.rate:
+            learner.forget(chosen.values())
+
+
+@dataclass
+class ShrinkAndAddNoise(Method):
+    """The form of Ash & Adams at every boundary: shrink, and add white noise."""
+
+    shrink: float = 0.6  # the values of their figure 6
+    sigma: float = 0.01
+    clear_state: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("shrink", 0 <= self.shrink <= 1, "between 0 and 1")
+        self.require("sigma", self.sigma >= 0, "0 or more")
+
+    def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        add_noise_(learner.parameters.values(), self.shrink, self.sigma, learner.generator)
+        if self.clear_state and (self.shrink, self.sigma) != (1, 0):
+            learner.forget(learner.parameters.values())
+
+
+@dataclass
+class PerturbEachStep(Method):
+    """A little noise after every step. The benchmark shrinks by the optimiser's weight decay: [L2(1e-4), this]."""
+
+    sigma: float = 1e-5  # of the noise; 1e-4 to 1e-6 for permuted MNIST
+    shrink: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("shrink", 0 <= self.shrink <= 1, "between 0 and 1")
+        self.require("sigma", self.sigma >= 0, "0 or more")
+
+    def after_step(self, learner: Learner) -> None:
+        add_noise_(learner.parameters.values(), self.shrink, self.sigma, learner.generator)
+
+
+def shrink_encoder(rate: float = 0.8, encoder: Where = "convolutions", rest: Where = "linears") -> list[Method]:
+    """FIRE's form for DQN: shrink the encoder towards its first weights, and set the rest back to them."""
+    return [ShrinkAndPerturb(rate, where=encoder), LayerReset(where=rest, to="initial")]
+
+
+def _chosen(learner: Learner, where: Where | Literal["all"]) -> Mapping[str, nn.Parameter]:
+    if where == "all":
+        return learner.parameters
+    names = set(layer_tensors(original(learner.model), where))
+    return {name: parameter for name, parameter in learner.parameters.items() if name in names}

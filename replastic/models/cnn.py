@@ -1,0 +1,53 @@
+"""The small convolutional network of Soft Weight Rescaling: two 5x5 convolutions of 16 channels, then 100 hidden units.
+
+CNN-BN is the same with norm="batch" after each convolution. Appendix D.1 does not say how images shrink on the way; as in
+LeNet, each convolution is followed by 2x2 max-pooling here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from .parts import Activation, Norm, make_activation, make_norm, width_after
+
+
+class CNN(nn.Sequential):
+    """Convolutions with norm, activation and pooling, then linear layers.
+
+    size: height and width of the images.
+
+    >>> sum(parameter.numel() for parameter in CNN(3, 32, 10).parameters())
+    48742
+    """
+
+    def __init__(
+        self,
+        image_channels: int,
+        size: int,
+        classes: int,
+        *,
+        channels: int = 16,
+        convolutions: int = 2,
+        kernel: int = 5,
+        hidden: Sequence[int] = (100,),
+        activation: Activation = "relu",
+        norm: Norm = "none",
+    ) -> None:
+        layers: list[nn.Module] = []
+        width, side = image_channels, size
+        for _ in range(convolutions):
+            # A shift before a norm would be taken out again by it.
+            layers += [nn.Conv2d(width, channels, kernel, bias=norm == "none")]
+            layers += [make_norm(norm, channels, images=True)] if norm != "none" else []
+            layers += [make_activation(activation), nn.MaxPool2d(2)]
+            width, side = width_after(activation, channels), (side - kernel + 1) // 2
+        if side < 1:
+            raise ValueError(f"images of {size}x{size} are too small for {convolutions} convolutions of {kernel}x{kernel}")
+        layers += [nn.Flatten()]
+        width *= side * side
+        for units in hidden:
+            layers += [nn.Linear(width, units), make_activation(activation)]
+            width = width_after(activation, units)
+        super().__init__(*layers, nn.Linear(width, classes))

@@ -1,0 +1,59 @@
+"""Activations and norms by name, shared by the models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Activation = Literal["relu", "leaky_relu", "tanh", "gelu", "crelu"]
+Norm = Literal["none", "batch", "layer", "group"]
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "crelu": lambda: CReLU(),
+}
+_GROUPS = 8  # of a group norm, or as many as divide the channels
+
+
+class CReLU(nn.Module):
+    """(relu(x), relu(-x)) side by side: no unit can die, and the next layer reads two channels of each.
+
+    Abbas, Zhao, Modayil, White & Machado: Loss of Plasticity in Continual Deep Reinforcement Learning, CoLLAs 2023.
+
+    >>> CReLU()(torch.tensor([[1.0, -2.0]]))
+    tensor([[1., 0., 0., 2.]])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.relu(x), torch.relu(-x)], dim=1)
+
+
+def make_activation(name: Activation) -> nn.Module:
+    """The module of an activation's name."""
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation={name!r}: give one of {', '.join(map(repr, _ACTIVATIONS))}")
+    return _ACTIVATIONS[name]()
+
+
+def width_after(activation: Activation, channels: int) -> int:
+    """How many channels the next layer reads."""
+    return 2 * channels if activation == "crelu" else channels
+
+
+def make_norm(name: Norm, channels: int, *, images: bool) -> nn.Module:
+    """A norm over so many channels. On images, "layer" is a group norm of one group: over channels and positions."""
+    if name == "none":
+        return nn.Identity()
+    if name == "batch":
+        return nn.BatchNorm2d(channels) if images else nn.BatchNorm1d(channels)
+    if name == "layer":
+        return nn.GroupNorm(1, channels) if images else nn.LayerNorm(channels)
+    if name == "group":
+        return nn.GroupNorm(next(groups for groups in range(_GROUPS, 0, -1) if channels % groups == 0), channels)
+    raise ValueError(f'norm={name!r}: give "none", "batch", "layer" or "group"')

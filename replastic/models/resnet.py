@@ -1,0 +1,80 @@
+"""ResNet-18 for 32x32 images: a 3x3 stem without pooling, as FIRE and L2-ER use it on CIFAR.
+
+FIRE's form has one hidden layer of 512 before the classifier (hidden=[512], 11.44 M parameters for ten classes); the form
+of L2-ER has two of them and biases in its convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from .parts import Activation, Norm, make_activation, make_norm, width_after
+
+
+class ResNet(nn.Module):
+    """Basic blocks, average pooling, linear layers.
+
+    >>> sum(parameter.numel() for parameter in ResNet().parameters())
+    11436618
+    """
+
+    def __init__(
+        self,
+        classes: int = 10,
+        *,
+        image_channels: int = 3,
+        widths: Sequence[int] = (64, 128, 256, 512),
+        blocks: Sequence[int] = (2, 2, 2, 2),
+        hidden: Sequence[int] = (512,),
+        activation: Activation = "relu",
+        norm: Norm = "batch",
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(image_channels, widths[0], 3, padding=1, bias=bias),
+            make_norm(norm, widths[0], images=True),
+            make_activation(activation),
+        )
+        stages: list[nn.Module] = []
+        width = width_after(activation, widths[0])
+        for stage, (channels, count) in enumerate(zip(widths, blocks, strict=True)):
+            for block in range(count):
+                stride = 2 if stage > 0 and block == 0 else 1
+                stages.append(BasicBlock(width, channels, stride, activation, norm, bias))
+                width = width_after(activation, channels)
+        self.blocks = nn.Sequential(*stages)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        head: list[nn.Module] = [nn.Flatten()]
+        for units in hidden:
+            head += [nn.Linear(width, units), make_activation(activation)]
+            width = width_after(activation, units)
+        self.head = nn.Sequential(*head, nn.Linear(width, classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.pool(self.blocks(self.stem(images))))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a skip, which is a 1x1 convolution where the shape changes."""
+
+    def __init__(self, width: int, channels: int, stride: int, activation: Activation, norm: Norm, bias: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, channels, 3, stride, padding=1, bias=bias)
+        self.norm1 = make_norm(norm, channels, images=True)
+        self.act1 = make_activation(activation)
+        self.conv2 = nn.Conv2d(width_after(activation, channels), channels, 3, padding=1, bias=bias)
+        self.norm2 = make_norm(norm, channels, images=True)
+        self.act2 = make_activation(activation)
+        same = width == channels and stride == 1
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(width, channels, 1, stride, bias=bias), make_norm(norm, channels, images=True))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.norm2(self.conv2(self.act1(self.norm1(self.conv1(x)))))
+        return self.act2(branch + self.shortcut(x))

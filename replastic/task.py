@@ -1,0 +1,33 @@
+"""What is learnt next: a `Task`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Batch(NamedTuple):
+    """What one step learns from."""
+
+    inputs: Any
+    targets: Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """One stretch of a stream. A stream is a list of tasks; between two lies a boundary.
+
+    batches: called with a generator, gives a fresh iterator over (inputs, targets), in an order that comes from the
+        generator alone: whoever looks at the data does not disturb the order in which others see it.
+    loss: of the model's outputs and the targets; if only some classes count, it is the one that knows.
+    evaluate: of a model, by the name of each figure.
+    """
+
+    name: str
+    batches: Callable[[torch.Generator], Iterable[tuple[Any, Any]]]
+    loss: Callable[[Any, Any], Tensor]
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None

@@ -1,0 +1,10 @@
+"""Hidden units: what they are (`find_units`), what they do (`Tap`), and how they start anew (`reset_units_`)."""
+
+from .groups import Slot as Slot
+from .groups import UnitGroup as UnitGroup
+from .groups import Units as Units
+from .groups import find_units as find_units
+from .reset import reset_units_ as reset_units_
+from .tap import Tap as Tap
+from .trace import Example as Example
+from .trace import original as original
