@@ -192,7 +192,8 @@ def _halley(x: Tensor, r: Tensor, weights: tuple[Triple, ...], low: float) -> tu
         factor = _cholesky_(r)
         solved = torch.linalg.solve_triangular(factor.mT, x, upper=True, left=False)
         solved = torch.linalg.solve_triangular(factor, solved, upper=False, left=False)
-        x = solved.mul_(a - b / c).add_(x, alpha=b / c)
+        x.mul_(b / c).add_(solved, alpha=a - b / c)  # into x, whose giver holds it: no third buffer
+        del solved
     x.mul_(2 / (1 + low))  # [low, 1] becomes an interval around 1, which halves what is left for the last step
     z, fourth_powers = _taylor(gram(x, out=r))
     return torch.baddbmm(x, x, z), fourth_powers
