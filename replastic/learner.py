@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .guards import check_acts, check_functions, flat_list, place_of, refuse_step, several, structure_of
 from .method import Method
-from .optim import as_one, clear_state_, holds
+from .optim import Together, as_one, check_clearable, clear_state_
+from .states import check_same_build, first_weights, memory, moved, named_tensors, plain, reinitialised
 from .task import Batch, Task
 from .units import Example, Tap, Units, find_units, original
 
@@ -26,14 +30,16 @@ class Learner:
     >>> learner = Learner(model, torch.optim.Adam(model.parameters()), loss=nn.functional.cross_entropy)
     >>> loss = learner.step(torch.randn(16, 4), torch.randint(2, (16,)))
 
-    In a loop of one's own, the same without `step`: add `learner.penalty()` to the loss, call `learner.after_step(batch)`
-    after the optimiser's step, and `learner.begin(task)` when the data changes.
+    In a loop of one's own, the same without `step`: add `learner.penalty(batch)` to the loss, call
+    `learner.after_step(batch)` after the optimiser's step, and `learner.begin(task)` when the data changes.
 
     optimizer: one, or a list of them, which then look like one.
     methods: in the order in which they act; lists among them are taken apart.
     loss: of the model's outputs and the targets, until a task brings its own.
-    build: makes a newly initialised model. Without it `fresh()` calls every layer's reset_parameters.
-    initial: the run's first weights, as a state dict, if the model has been trained since. None: the weights it has now.
+    build: makes a newly initialised model. Without it `fresh()` calls every layer's reset_parameters, which knows nothing of
+        what the model's constructor did after: another initialisation, tied weights.
+    initial: the run's first weights, as a copied state dict, if the model has been trained since. None: the weights it has
+        now.
     example: an input for `find_units`, for models whose code cannot be traced.
     seed: of all randomness of the methods. The order of the data does not depend on it.
     """
@@ -52,22 +58,30 @@ class Learner:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Learner needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
+        check_functions(loss, build)
         self.model, self.build, self.example, self.seed = model, build, example, seed
+        self._begun = False
         self.optimizer = as_one(optimizer)
-        self.methods = _flat(methods)
+        self._check_holds()
+        self.methods = flat_list(methods)
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.initial = _first_weights(original(model), initial)
+        self.initial = first_weights(model, initial)
         self.batch: Batch | None = None
         self.task: Task | None = None
         self.task_number = 0
         self.steps = 0
         self.taps: Tap | None = None
         self._loss = loss
-        self._begun = False
         self._started: list[Method] = []
-        self._structure = _structure(original(model))
-        self._start_methods()
+        self._structure, self._place = structure_of(original(model)), place_of(model)
+        self._trains = [parameter.requires_grad for parameter in model.parameters()]
+        self._claim_methods()
+        try:
+            self._start_methods()
+        except Exception:
+            self._let_go()
+            raise
 
     # what a training loop calls
 
@@ -76,8 +90,8 @@ class Learner:
 
         clip: the largest norm of the gradient of loss and penalties together.
         """
-        self.batch = Batch(inputs, targets)
-        loss = self.loss(self.batch)
+        batch = self.batch = Batch(inputs, targets)
+        loss = self.loss(batch)
         self.optimizer.zero_grad()
         (loss + self.penalty()).backward()
         if clip is not None:
@@ -86,32 +100,63 @@ class Learner:
         self.after_step()
         return loss.detach()
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """What trains the model. A loop of one's own calls this one's `step` and `zero_grad`: a method may replace it."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        replaced = getattr(self, "_optimizer", None)
+        self._optimizer = optimizer
+        for stepped in several(optimizer):
+            stepped.register_step_post_hook(self._saw_a_step)
+        for old in several(replaced) if replaced is not None else []:
+            old.register_step_pre_hook(refuse_step)
+
+    def _saw_a_step(self, *arguments: object) -> None:
+        self._begun = True  # what comes next is a boundary, also in a loop that never said begin() before
+
     def begin(self, task: Task | None = None) -> None:
-        """Say that the next steps are of `task`. From the second call on this is a boundary, and methods act at it."""
+        """Say that the next steps are of `task`. This is a boundary, at which methods act, unless nothing came before it:
+        no other call, and no step of the optimiser."""
         self._check_structure()
+        self._check_task(task)
+        self._look_again_at_what_trains()
+        before = self.task, self.task_number
         self.task = task
         if self._begun:
             self.task_number += 1
-            self._start_methods()
-            for method in list(self._started):
-                method.at_boundary(self, task)
+            try:
+                self._start_methods()
+                for method in self._started:
+                    method.at_boundary(self, task)
+            except Exception:
+                self.task, self.task_number = before  # so that it can be begun again, with what was missing
+                raise
         self._begun = True
 
-    def penalty(self) -> Tensor | float:
-        """What the methods add to the loss."""
-        terms = [method.penalty(self) for method in self._started if type(method).penalty is not Method.penalty]
-        return torch.stack(terms).sum() if len(terms) > 1 else terms[0] if terms else 0.0
+    def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
+        """What the methods add to the loss; `batch` is what the step is to learn from, for methods that look at it."""
+        self._see(batch)
+        asked = [method for method in self._started if type(method).penalty is not Method.penalty]
+        return sum((method.penalty(self) for method in asked), start=0.0)
 
     def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
         """Have the methods act after a step of the optimiser; `batch` is what the step learnt from."""
-        if batch is not None:
-            self.batch = Batch(*batch)
+        self._see(batch)
         self._check_structure()
         for method in self._started:
             method.after_step(self)
         self.steps += 1
         if self.taps is not None:
             self.taps.clear()
+
+    def _see(self, batch: tuple[Any, Any] | None) -> None:
+        if batch is not None:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise TypeError(f"batch is a {type(batch).__name__}, not a pair: write after_step((inputs, targets))")
+            self.batch = Batch(*batch)
 
     def evaluated(self) -> dict[str, nn.Module]:
         """The networks to be tested, by name; the first is the one that counts."""
@@ -130,7 +175,8 @@ class Learner:
             raise ValueError(
                 "the learner has no loss: pass Learner(..., loss=torch.nn.functional.cross_entropy) or begin a task"
             )
-        return loss(self.model(batch.inputs), batch.targets)
+        inputs = batch.inputs
+        return loss(self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs), batch.targets)
 
     @cached_property
     def units(self) -> Units:
@@ -149,7 +195,7 @@ class Learner:
         found: dict[tuple[object, ...], tuple[str, nn.Parameter]] = {}
         for name, parameter in original(self.model).named_parameters():
             if parameter.requires_grad and parameter.is_floating_point():
-                found.setdefault((parameter.data_ptr(), parameter.shape, parameter.device), (name, parameter))
+                found.setdefault(memory(parameter), (plain(name), parameter))
         if not found:
             raise ValueError("this model has no trainable parameters: call requires_grad_(True) on it")
         return dict(found.values())
@@ -163,9 +209,27 @@ class Learner:
             )
         return self.initial[name]
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Passes of the model that a method makes here leave no trace: not in `taps`, nor in torch's random state."""
+        with self.taps.paused() if self.taps is not None else nullcontext(), self._seeded(self._seed()):
+            yield
+
     def fresh(self) -> nn.Module:
         """A newly initialised model, drawn with the learner's randomness; no other random state changes."""
-        return self._drawn(int(torch.randint(2**62, (), generator=self.generator, device=self.device)))
+        return self._drawn(self._seed())
+
+    def draw(self, make: Callable[[], nn.Module]) -> nn.Module:
+        """What `make` makes, with the learner's randomness in place of torch's own; no other random state changes."""
+        with self._seeded(self._seed()):
+            return make()
+
+    def data_generator(self) -> torch.Generator:
+        """For a look at a task's data: `task.batches(learner.data_generator())` does not disturb the order of training."""
+        return torch.Generator().manual_seed(self._seed())
+
+    def _seed(self) -> int:
+        return int(torch.randint(2**62, (), generator=self.generator, device=self.device))
 
     @cached_property
     def template(self) -> nn.Module:
@@ -173,22 +237,38 @@ class Learner:
         return self._drawn(self.seed ^ _TEMPLATE_SEED)
 
     def _drawn(self, seed: int) -> nn.Module:
-        model = original(self.model)
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            drawn = original(self.build()) if self.build is not None else reinitialised(model)
-        like = next(model.parameters())
-        drawn = drawn.to(device=like.device, dtype=like.dtype).train(model.training)
-        if self.build is not None:
-            _check_same_build(model, drawn)
-        return drawn
+        model, build = original(self.model), self.build
+        with self._seeded(seed):
+            drawn = original(build()) if build is not None else reinitialised(model)
+        if build is not None:
+            check_same_build(model, drawn)
+            drawn, mine = drawn.to(self.device), named_tensors(model)
+            for name, tensor in named_tensors(drawn).items():
+                tensor.data = tensor.data.to(mine[name])  # a model's dtypes may be mixed
+        return drawn.train(model.training)
+
+    @contextmanager
+    def _seeded(self, seed: int) -> Iterator[None]:
+        cuda = self.device.type == "cuda"
+        with torch.random.fork_rng([self.device] if cuda else []):
+            # torch.manual_seed would seed every GPU, and only this one's state comes back
+            torch.default_generator.manual_seed(seed)
+            if cuda:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
+            yield
 
     def forget(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Clear what the optimiser remembers of whole parameters."""
-        for parameter in parameters:
-            if holds(self.optimizer, parameter):
-                clear_state_(self.optimizer, parameter)
+        """Clear what the optimiser remembers of whole parameters: of all of them or, if one cannot be cleared, of none.
+
+        Call it before weights are written: what can go wrong goes wrong here.
+        """
+        wanted = {memory(parameter) for parameter in parameters}
+        held = [param for group in self.optimizer.param_groups for param in group["params"] if memory(param) in wanted]
+        for param in held:
+            check_clearable(self.optimizer, param)
+        for param in held:
+            clear_state_(self.optimizer, param)
 
     def model_changed(self) -> None:
         """For a method that changed the module tree itself: what was found out about the old one is forgotten."""
@@ -197,21 +277,40 @@ class Learner:
         if self.taps is not None:
             self.taps.close()
             self.taps = Tap(self.model, self.units.groups)
-        self._structure = _structure(original(self.model))
+        self._structure = structure_of(original(self.model))
+
+    def _look_again_at_what_trains(self) -> None:
+        """Between tasks people freeze layers."""
+        trains = [parameter.requires_grad for parameter in self.model.parameters()]
+        if trains == self._trains:
+            return
+        self._trains = trains
+        self.__dict__.pop("parameters", None)
+        if "units" in self.__dict__:
+            del self.units
+            if self.taps is not None:
+                self.taps.close()
+                self.taps = Tap(self.model, self.units.groups)
 
     # stop and resume
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: tensors, numbers, lists and dicts, to be loaded with weights_only=True."""
+        """All that a resumed run needs: tensors, numbers, lists and dicts, to be loaded with weights_only=True.
+
+        As everywhere in torch its tensors are the live ones: save it, or copy.deepcopy it, before training goes on.
+        """
         return {
-            "model": original(self.model).state_dict(),
+            "model": {plain(name): value for name, value in original(self.model).state_dict().items()},
             "optimizer": self.optimizer.state_dict(),
             "initial": dict(self.initial),
             "generator": self.generator.get_state(),
+            "seed": self.seed,
             "task_number": self.task_number,
             "begun": self._begun,
             "steps": self.steps,
-            "methods": [{"name": type(method).__name__, "state": method.state} for method in self.methods],
+            "methods": [
+                {"name": type(method).__name__, "settings": repr(method), "state": method.state} for method in self.methods
+            ],
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], task: Task | None = None) -> None:
@@ -219,104 +318,94 @@ class Learner:
 
         task: the one that was going on; it holds functions, which a checkpoint does not carry.
         """
+        self._check_loadable(saved)
+        self.task, self.task_number, self._begun = task, saved["task_number"], saved["begun"]
+        self.seed, self.steps = saved["seed"], saved["steps"]
+        self.__dict__.pop("template", None)  # it comes from the seed
+        self.initial = moved(saved["initial"], named_tensors(self.model), self.device)
+        self._started = [method for method in self._started if method.from_task <= self.task_number]
+        for method, entry in zip(self.methods, saved["methods"], strict=True):
+            self._start(method)  # one after the other: what one rebuilds the next must find
+            method.state = moved(entry["state"], method.state, self.device)
+            method.rebuild(self)
+            if entry["settings"] != repr(method):
+                warnings.warn(f"the checkpoint is of {entry['settings']}; going on as {method!r}", stacklevel=2)
+        names = {plain(name): name for name in original(self.model).state_dict()}
+        weights: Mapping[str, Any] = saved["model"]
+        original(self.model).load_state_dict({names.get(name, name): value for name, value in weights.items()})
+        self.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))  # torch would keep the very tensors it is given
+        self.generator.set_state(saved["generator"].cpu())
+
+    def _check_loadable(self, saved: Mapping[str, Any]) -> None:
+        missing = [key for key in self.state_dict() if key not in saved]
+        if missing:
+            raise ValueError(f"this is no Learner's state_dict(): it has no {missing[0]!r}")
         names = [entry["name"] for entry in saved["methods"]]
         mine = [type(method).__name__ for method in self.methods]
         if names != mine:
-            raise ValueError(f"the checkpoint is of a run with methods {names}, and this learner has {mine}")
-        self.task, self.task_number, self._begun = task, saved["task_number"], saved["begun"]
-        self.initial = {name: tensor.to(self.device) for name, tensor in saved["initial"].items()}
-        self._start_methods()
-        for method, entry in zip(self.methods, saved["methods"], strict=True):
-            method.state = copy.deepcopy(entry["state"])
-            method.rebuild(self)
-        original(self.model).load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.generator.set_state(saved["generator"].cpu())
-        self.steps = saved["steps"]
+            raise ValueError(
+                f"the checkpoint is of a run with methods {names}, and this learner has {mine}: make it with "
+                "the same, in that order"
+            )
+        several = len(saved["optimizer"].get("optimizers", [None]))
+        here = len(self.optimizer.optimizers) if isinstance(self.optimizer, Together) else 1
+        waiting = len(self._started) < len(self.methods)  # one that is yet to start may bring an optimiser of its own
+        if several != here and not waiting:
+            raise ValueError(f"the checkpoint is of a run with {several} optimiser(s), and this learner has {here}")
+        if saved["generator"].shape != self.generator.get_state().shape:
+            raise ValueError(f"the checkpoint's random state is of no {self.device.type} device: resume where it was taken")
+
+    def _claim_methods(self) -> None:
+        for method in self.methods:
+            check_acts(method)
+            if method.taken:
+                raise ValueError(f"this {type(method).__name__} has a learner already: make a new one for each learner")
+        for method in self.methods:
+            method.taken = True
+
+    def _let_go(self) -> None:
+        """Methods that could not all be started may be given to another learner."""
+        if self.taps is not None:
+            self.taps.close()
+        for method in self.methods:
+            method.taken, method.state = False, {}
 
     def _start_methods(self) -> None:
         for method in self.methods:
-            if not self._has_started(method) and method.from_task <= self.task_number:
-                if method.state:
-                    raise ValueError(f"this {type(method).__name__} has run before: make a new one for each learner")
-                method.start(self)
-                self._started.append(method)
+            self._start(method)
 
-    def _has_started(self, method: Method) -> bool:
-        return any(started is method for started in self._started)  # methods compare equal by their hyperparameters
+    def _start(self, method: Method) -> None:
+        if method.from_task <= self.task_number and not any(started is method for started in self._started):
+            method.start(self)
+            self._started = [m for m in self.methods if m is method or any(s is m for s in self._started)]  # in their order
+
+    def _check_task(self, task: object) -> None:
+        if task is not None and not isinstance(task, Task):
+            raise TypeError(
+                f"begin({type(task).__name__}): a task is rp.Task(name, batches=lambda generator: loader, loss=...); "
+                "begin() alone marks a boundary, too"
+            )
+        needy = [type(method).__name__ for method in self.methods if method.needs_task]
+        if task is None and needy:
+            raise ValueError(f"{needy[0]} needs the data of every task: say learner.begin(rp.Task(name, batches, loss))")
+
+    def _check_holds(self) -> None:
+        held = {id(param) for group in self.optimizer.param_groups for param in group["params"]}
+        if not any(id(parameter) in held for parameter in self.model.parameters()):
+            raise ValueError(
+                f"the optimiser holds {len(held)} parameters, none of them of this model: make it from model.parameters()"
+            )
 
     def _check_structure(self) -> None:
-        for holder, key, value, size in self._structure:
-            if holder.get(key) is not value or len(holder) != size:
+        for name, now, then in zip(("device", "dtype"), place_of(self.model), self._place, strict=True):
+            if now != then:
                 raise RuntimeError(
-                    f"the model was changed after its methods started: {key!r} is another one now. Change it before "
-                    "Learner(...), or make a new Learner of the changed model"
+                    f"the model's {name} was changed from {then} to {now} since its methods started: do so before Learner()"
                 )
-
-
-def reinitialised(model: nn.Module) -> nn.Module:
-    """A copy of `model` with every parameter drawn anew by the layer that holds it; raises if one is not."""
-    fresh = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in fresh.parameters():
-            parameter.fill_(torch.nan)  # what is still NaN in the end was not initialised by anything
-        for module in fresh.modules():
-            for name in ("reset_parameters", "_reset_parameters"):
-                if callable(getattr(module, name, None)):
-                    getattr(module, name)()
-                    break
-        left = [name for name, parameter in fresh.named_parameters() if parameter.isnan().any()]
-    if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        raise ValueError(
-            f"nothing re-initialises {', '.join(left[:3])}{more}: no layer's reset_parameters() does. Pass a function that "
-            "makes the model, as in Learner(model, optimizer, build=lambda: MyModel())"
-        )
-    return fresh
-
-
-def _flat(methods: Method | Iterable[Any]) -> list[Method]:
-    if isinstance(methods, Method):
-        return [methods]
-    if isinstance(methods, type):
-        raise TypeError(f"methods holds the class {methods.__name__}: write {methods.__name__}()")
-    if not isinstance(methods, Iterable) or isinstance(methods, str):
-        raise TypeError(f"methods={methods!r}: give a method such as rp.FIRE(), or a list of them")
-    flat = [method for given in methods for method in _flat(given)]
-    if len({id(method) for method in flat}) < len(flat):
-        raise ValueError("the same method object stands twice in methods: make two of them")
-    return flat
-
-
-def _first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    mine = model.state_dict()
-    if initial is None:
-        return {name: tensor.detach().clone() for name, tensor in mine.items()}
-    given = {name.replace("_orig_mod.", ""): tensor for name, tensor in initial.items()}
-    missing = [name for name, tensor in mine.items() if name not in given or given[name].shape != tensor.shape]
-    if missing:
-        raise ValueError(
-            f"initial has no {missing[0]!r} of the model's shape: pass the state_dict() of this model as it was at first"
-        )
-    return {name: given[name].detach().to(tensor.device).clone() for name, tensor in mine.items()}
-
-
-def _check_same_build(model: nn.Module, drawn: nn.Module) -> None:
-    mine = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    theirs = {name: tensor.shape for name, tensor in drawn.state_dict().items()}
-    if mine != theirs:
-        name = next(name for name in [*mine, *theirs] if mine.get(name) != theirs.get(name))
-        raise ValueError(
-            f"build() makes another model: {name!r} is {tuple(theirs[name]) if name in theirs else 'missing'} there and "
-            f"{tuple(mine[name]) if name in mine else 'missing'} here. Pass the function that made this model"
-        )
-
-
-def _structure(model: nn.Module) -> list[tuple[dict[str, Any], str, object, int]]:
-    """Every child and parameter by the dict that holds it: cheap to look at again, and it shows when one is replaced."""
-    return [
-        (holder, key, value, len(holder))
-        for module in model.modules()
-        for holder in (module._modules, module._parameters)
-        for key, value in holder.items()
-    ]
+        for holder, values in self._structure:
+            if list(map(id, holder.values())) != list(map(id, values.values())):
+                changed = [key for key in {**values, **holder} if holder.get(key) is not values.get(key)]
+                raise RuntimeError(
+                    f"the model was changed after its methods started: {(changed or [*holder])[0]!r} is another one now. "
+                    "Change it before Learner(...), or make a new Learner of the changed model"
+                )

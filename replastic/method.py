@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import numbers
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -21,18 +22,30 @@ class Method:
     from_task: the number of the first task in which the method acts. 1: as the FIRE paper's warm start has it for
         regularisers, unit resets and Muon, which are absent from phase one.
     state: all that a checkpoint must carry: tensors, plain numbers, and lists and dicts of these.
+    taken: whether a learner has it; what a method remembers is of one run.
     capturable: `after_step` and `penalty` may be part of a captured CUDA graph: fixed shapes, no branch on data.
+    needs_task: `at_boundary` cannot do without the task.
+    tree_may_change: it goes on rightly when another method changes the model's modules, as Plasticity Injection does.
     """
 
     from_task: int = field(default=0, kw_only=True)
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    taken: bool = field(default=False, init=False, repr=False, compare=False)
     capturable: ClassVar[bool] = False
+    tree_may_change: ClassVar[bool] = False
+    needs_task: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            value, numeric = getattr(self, item.name), type(item.default) in (int, float) and "None" not in str(item.type)
+            if item.init and numeric:
+                real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+                self.require(item.name, real, f"a number, not a {type(value).__name__}")
+                self.require(item.name, type(item.default) is float or float(value).is_integer(), "a whole number")
         self.require("from_task", isinstance(self.from_task, int) and self.from_task >= 0, "the number of a task, 0 or more")
 
     def start(self, learner: Learner) -> None:
-        """Called once, before the first step or boundary in which the method acts."""
+        """Called before the first step or boundary in which the method acts; on resume, before `state` is restored."""
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         """Called when the data is about to change to `task`, before its first step."""

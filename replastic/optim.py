@@ -70,6 +70,8 @@ def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None
 
 def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> None:
     """Raise unless `clear_state_` with these arguments will succeed; changes nothing."""
+    if isinstance(optimizer, Together):
+        optimizer = optimizer.trainer_of(param)
     name = type(optimizer).__name__
     for attribute in ("optim", "optimizer", "base_optimizer"):
         inner = getattr(optimizer, attribute, None)
@@ -119,10 +121,11 @@ def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
     return next(group for group in optimizer.param_groups if any(held is param for held in group["params"]))
 
 
-def adopt_(optimizer: Optimizer, new: Tensor, like: Tensor) -> None:
-    """Have the optimiser train `new` too, with the settings of the group that `like` is in."""
-    if not holds(optimizer, new):
-        _group_of(optimizer, like)["params"].append(new)
+def swap_(optimizer: Optimizer, old: Tensor, new: Tensor) -> None:
+    """Have the optimiser train `new` in the place of `old`, of which it forgets everything."""
+    params = _group_of(optimizer, old)["params"]
+    optimizer.state.pop(old, None)
+    params[next(index for index, param in enumerate(params) if param is old)] = new
 
 
 class Together(Optimizer):
@@ -137,20 +140,38 @@ class Together(Optimizer):
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self.optimizers = list(optimizers)
-        held = [id(param) for optimizer in self.optimizers for group in optimizer.param_groups for param in group["params"]]
-        if len(set(held)) < len(held):
+        nested = [given.optimizers if isinstance(given, Together) else [given] for given in optimizers]
+        self.optimizers = [optimizer for several in nested for optimizer in several]
+        held = [param for group in self.param_groups for param in group["params"]]
+        if len(set(map(id, held))) < len(held):
             raise ValueError("two of the optimisers hold the same parameter: each is to be trained by one")
-        super().__init__([param for o in self.optimizers for group in o.param_groups for param in group["params"]], {})
-        self._merge()
-
-    def _merge(self) -> None:
-        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        self.state = _MergedState(self.optimizers)  # type: ignore[assignment]
+        super().__init__(self.param_groups, {})
+        self.state = _MergedState(self)  # type: ignore[assignment]
         self.defaults = {key: value for optimizer in self.optimizers for key, value in optimizer.defaults.items()}
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Read anew each time: an optimiser that loads a state dict replaces its groups."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Nothing: torch's constructor sets an empty list, to be filled by add_param_group."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if all(param_group is not group for group in self.param_groups):
+            raise TypeError("which optimiser is to train this group? Call add_param_group of that one of .optimizers")
+
+    def trainer_of(self, param: Tensor) -> Optimizer:
+        """The one of the optimisers that trains this parameter."""
+        for optimizer in self.optimizers:
+            if holds(optimizer, param):
+                return optimizer
+        raise ValueError(f"none of the optimisers holds this parameter of shape {tuple(param.shape)}: add the one that does")
+
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = closure() if closure is not None else None
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         for optimizer in self.optimizers:
             optimizer.step()
         return loss
@@ -166,9 +187,13 @@ class Together(Optimizer):
         saved = state_dict.get("optimizers", [state_dict])
         if len(saved) != len(self.optimizers):
             raise ValueError(f"the checkpoint has {len(saved)} optimisers, and there are {len(self.optimizers)} here")
+        for number, (optimizer, state) in enumerate(zip(self.optimizers, saved, strict=True)):  # all, before one is loaded
+            theirs, mine = ([len(g["params"]) for g in groups] for groups in (state["param_groups"], optimizer.param_groups))
+            if theirs != mine:
+                name = type(optimizer).__name__
+                raise ValueError(f"optimiser {number} ({name}) has groups of {mine} parameters, the checkpoint of {theirs}")
         for optimizer, state in zip(self.optimizers, saved, strict=True):
             optimizer.load_state_dict(state)
-        self._merge()
 
 
 def as_one(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
@@ -185,11 +210,14 @@ def as_one(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
 class _MergedState(MutableMapping[Tensor, Any]):
     """The state of several optimisers by parameter: each entry lives in the optimiser that trains it."""
 
-    def __init__(self, optimizers: list[Optimizer]) -> None:
-        self.optimizers = optimizers
+    def __init__(self, together: Together) -> None:
+        self.together = together
 
     def _of(self, param: Tensor) -> Any:
-        return next((optimizer.state for optimizer in self.optimizers if holds(optimizer, param)), {})
+        return self.together.trainer_of(param).state
+
+    def get(self, param: Tensor, default: Any = None) -> Any:  # type: ignore[override]
+        return self._of(param).get(param, default)  # [] would make an entry, as torch's state is a defaultdict
 
     def __getitem__(self, param: Tensor) -> Any:
         return self._of(param)[param]
@@ -201,10 +229,10 @@ class _MergedState(MutableMapping[Tensor, Any]):
         del self._of(param)[param]
 
     def __contains__(self, param: object) -> bool:
-        return any(param in optimizer.state for optimizer in self.optimizers)
+        return any(param in optimizer.state for optimizer in self.together.optimizers)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (param for optimizer in self.optimizers for param in optimizer.state)
+        return (param for optimizer in self.together.optimizers for param in optimizer.state)
 
     def __len__(self) -> int:
-        return sum(len(optimizer.state) for optimizer in self.optimizers)
+        return sum(len(optimizer.state) for optimizer in self.together.optimizers)

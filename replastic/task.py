@@ -31,3 +31,12 @@ class Task:
     batches: Callable[[torch.Generator], Iterable[tuple[Any, Any]]]
     loss: Callable[[Any, Any], Tensor]
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.batches):
+            raise TypeError(
+                f"Task(batches=...) is a {type(self.batches).__name__}: give a function that makes the batches anew, "
+                "as in batches=lambda generator: DataLoader(data, shuffle=True, generator=generator)"
+            )
+        if not callable(self.loss):
+            raise TypeError(f"Task(loss={self.loss!r}): give a function, as in loss=torch.nn.functional.cross_entropy")

@@ -47,5 +47,8 @@ def clamp_(tensors: Tensors, bounds: Sequence[float]) -> None:
 
 
 def norms(tensors: Tensors) -> Tensor:
-    """The Frobenius norm of each, as one vector."""
-    return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore
+    """The Frobenius norm of each, as one vector; of half-precision tensors in float32."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    half = dtypes & {torch.float16, torch.bfloat16}
+    wide = torch.float64 if torch.float64 in dtypes else torch.float32
+    return torch.stack(torch._foreach_norm(list(tensors), 2, wide if half else None))  # pyright: ignore

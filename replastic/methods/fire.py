@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -146,11 +147,15 @@ class FIRE(Method):
     where: Where = "everything"
     coefficients: str | Coefficients = "cubic"
     clear_state: bool = True  # forget the optimiser's momenta of the changed weights
+    tree_may_change: ClassVar[bool] = True
     report: FireReport | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         PolarOptions(self.method, self.steps, self.coefficients)  # raises if they do not go together
+
+    def start(self, learner: Learner) -> None:
+        select(learner.model, self.where)  # raises now if there is nothing to fire, and not after a whole task
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         optimizer = learner.optimizer if self.clear_state else None

@@ -3,7 +3,9 @@
     θ <- θ₀    (the run's first values)    or    θ <- a fresh draw
 
 of the whole network (`FullReset`) or of some layers (`LayerReset`). The rule that is named after the head is that of the
-Soft Weight Rescaling paper: all fully connected layers, and in a network that has no others (an MLP) the last of them.
+Soft Weight Rescaling paper: all fully connected layers, and in a network that has no others (an MLP) the last of them. That
+paper has no transformers; the body of one is linear layers, with or without a convolution that cuts patches, so here its
+head is the last of them too.
 
 Nikishin, Schwarzer, D'Oro, Bacon & Courville: The Primacy Bias in Deep Reinforcement Learning, ICML 2022; as baselines in
 FIRE (appendix D, "full reset") and in Soft Weight Rescaling (appendix D.2, "head reset").
@@ -16,7 +18,7 @@ Departures from released code, each for a reason:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,9 +26,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..chain import output_layers
+from ..inventory import take_inventory
 from ..learner import Learner
 from ..method import Method
 from ..optim import as_one, check_clearable, clear_state_, holds
+from ..states import check_not_shared, named_tensors, plain
 from ..task import Task
 from ..units import original
 from ..weights import Where, select
@@ -35,7 +40,7 @@ from ..weights import Where, select
 @torch.no_grad()
 def reset_(
     model: nn.Module,
-    source: nn.Module | dict[str, torch.Tensor],
+    source: nn.Module | Mapping[str, torch.Tensor],
     *,
     where: Where | Literal["all"] = "all",
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
@@ -43,46 +48,84 @@ def reset_(
     """Copy `source`'s values into `model`, in place, and return the names of what was written.
 
     source: a newly initialised model of the same build, or a state dict of it.
-    where: "all" for every parameter and buffer, else the layers whose weights `weights.select` finds, biases included.
+    where: "all" for every parameter and buffer but those of frozen layers, else the layers whose weights `weights.select`
+        finds, biases included.
     optimizer: forget its state of the written parameters.
+
+    >>> model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    >>> reset_(model, other), torch.equal(model.weight, other.weight)
+    (['weight', 'bias'], True)
     """
-    model = original(model)
-    values = original(source).state_dict() if isinstance(source, nn.Module) else source
-    mine = model.state_dict(keep_vars=True)
-    names = list(mine) if where == "all" else layer_tensors(model, where)
-    wrong = [name for name in names if name not in values or values[name].shape != mine[name].shape]
+    if not isinstance(source, nn.Module | Mapping):
+        raise TypeError(f"source is a {type(source).__name__}: give a model built in the same way, or its state_dict()")
+    given = named_tensors(source) if isinstance(source, nn.Module) else {plain(key): source[key] for key in source}
+    written = named_tensors(model)
+    if where == "all":
+        fixed = _frozen(model)
+        written = {name: tensor for name, tensor in written.items() if name not in fixed}
+    else:
+        written = {name: written[name] for name in layer_tensors(model, where)}
+    wrong = [name for name, tensor in written.items() if name not in given or given[name].shape != tensor.shape]
     if wrong:
         raise ValueError(f"the source has no {wrong[0]!r} of the model's shape: give a model built in the same way")
-    written = [mine[name] for name in names]
-    state = as_one(optimizer) if optimizer is not None else None
-    held = [tensor for tensor in written if state is not None and holds(state, tensor)]
-    for tensor in held:
-        check_clearable(state, tensor)  # type: ignore[arg-type]
-    for name in names:
-        mine[name].copy_(values[name])
-    for tensor in held:
-        clear_state_(state, tensor)  # type: ignore[arg-type]
+    check_not_shared(written, given, "the source")
+    optimizers = [] if optimizer is None else [as_one(optimizer)]
+    held = [(state, tensor) for state in optimizers for tensor in written.values() if holds(state, tensor)]
+    for state, tensor in held:
+        check_clearable(state, tensor)
+    for name, tensor in written.items():
+        tensor.copy_(given[name])
+    for state, tensor in held:
+        clear_state_(state, tensor)
+    return list(written)
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    """Names of frozen parameters, and of the buffers of layers that have no others."""
+    names: set[str] = set()
+    for prefix, module in original(model).named_modules():
+        own = [(key, p.requires_grad) for key, p in module._parameters.items() if p is not None]
+        fixed = [key for key, trains in own if not trains]
+        fixed += list(module._buffers) if own and len(fixed) == len(own) else []
+        names |= {plain(f"{prefix}.{key}" if prefix else key) for key in fixed}
     return names
 
 
 def layer_tensors(model: nn.Module, where: Where) -> list[str]:
     """Names of all parameters and buffers of the layers whose weights `where` selects."""
-    chosen = select(model, where).chosen
-    layers = dict.fromkeys(weight.name.partition(":")[0].rpartition(".")[0] for weight in chosen)
-    return [
-        f"{layer}.{name}" if layer else name
-        for layer in layers
-        for name, _ in [*model.get_submodule(layer).named_parameters(), *model.get_submodule(layer).named_buffers()]
-    ]
+    sizes: dict[str, int] = {}
+    for weight in select(model, where).chosen:
+        name = weight.name.partition(":")[0]
+        sizes[name] = sizes.get(name, 0) + weight.stack().view.numel()
+    tensors = named_tensors(model)
+    parts = [name for name, size in sizes.items() if size < tensors[name].numel()]
+    if parts:
+        raise ValueError(
+            f"where={where!r} selects only a part of {parts[0]!r}, and a layer is taken whole here: "
+            f"write {parts[0].rpartition('.')[0]!r} for all of it"
+        )
+    layers = {name.rpartition(".")[0] for name in sizes}
+    return [name for name in tensors if name.rpartition(".")[0] in layers]
 
 
 def head_layers(model: nn.Module) -> list[str]:
-    """What the Soft Weight Rescaling paper calls the head: all linear layers, or the last where there are no others."""
-    chosen = select(model, "everything").chosen
-    linear = list(dict.fromkeys(weight.name.partition(":")[0] for weight in chosen if weight.kind == "linear"))
+    """Weights of what the Soft Weight Rescaling paper calls the head, in the model's order: all linear layers of a
+    convolutional network, and the last one of an MLP or a transformer (all of them, if it has several heads)."""
+    weights = [weight for weight in take_inventory(model).weights if weight.kind in ("linear", "convolution", "tied_head")]
+    if any(weight.kind == "tied_head" for weight in weights):
+        name = next(weight.name for weight in weights if weight.kind == "tied_head")
+        raise ValueError(
+            f"the head, {name}, is tied to an embedding: name what is to be reset, as in LayerReset(where='*.mlp.*')"
+        )
+    linear = list(dict.fromkeys(weight.name.partition(":")[0] for weight in weights if weight.kind == "linear"))
     if not linear:
-        raise ValueError("this model has no linear layer to reset as its head: name the layers with LayerReset(where=...)")
-    return linear if any(weight.kind == "convolution" for weight in chosen) else linear[-1:]
+        raise ValueError("this model has no linear layer, so no head that can be told: name the layers, as in where='conv3'")
+    # Attention tells a transformer whose patches come from a convolution from a convolutional network.
+    convolutional = any(weight.kind == "convolution" for weight in weights) and not any(weight.role for weight in weights)
+    if convolutional:
+        return linear
+    heads = [f"{name}.weight".removeprefix(".") for name in output_layers(model)]
+    return [name for name in linear if name in heads] or linear[-1:]
 
 
 @dataclass
@@ -113,7 +156,13 @@ class LayerReset(Method):
         super().__post_init__()
         self.require("to", self.to in ("initial", "fresh"), '"initial" or "fresh"')
 
+    def start(self, learner: Learner) -> None:
+        layer_tensors(learner.model, self._where(learner))  # raises now if there is nothing to reset
+
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
-        where = head_layers(original(learner.model)) if self.where == "head" else self.where
         source = learner.initial if self.to == "initial" else learner.fresh()
-        reset_(learner.model, source, where=where, optimizer=learner.optimizer if self.clear_state else None)
+        optimizer = learner.optimizer if self.clear_state else None
+        reset_(learner.model, source, where=self._where(learner), optimizer=optimizer)
+
+    def _where(self, learner: Learner) -> Where:
+        return head_layers(learner.model) if self.where == "head" else self.where

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from ..learner import Learner
 from ..linalg import many
 from ..method import Method
+from ..states import memory, named_tensors
 from ..task import Task
-from ..units import original
 from ..weights import Where
 from .reset import LayerReset, layer_tensors
 
@@ -52,8 +52,10 @@ def shrink_and_perturb_(parameters: Iterable[Tensor], targets: Iterable[Tensor],
 def add_noise_(parameters: Iterable[Tensor], shrink: float, sigma: float, generator: torch.Generator | None = None) -> None:
     """θ <- shrink·θ + N(0, sigma²), in place."""
     for parameter in parameters:
-        noise = torch.empty_like(parameter).normal_(0, sigma, generator=generator) if sigma else 0
-        parameter.mul_(shrink).add_(noise)
+        if shrink != 1:
+            parameter.mul_(shrink)
+        if sigma:
+            parameter.add_(torch.empty_like(parameter).normal_(0, sigma, generator=generator))
 
 
 @dataclass
@@ -70,13 +72,16 @@ class ShrinkAndPerturb(Method):
         self.require("rate", 0 <= self.rate <= 1, "between 0 and 1")
         self.require("towards", self.towards in ("initial", "fresh"), '"initial" or "fresh"')
 
+    def start(self, learner: Learner) -> None:
+        _chosen(learner, self.where)  # raises now if there is nothing to shrink
+
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         chosen = _chosen(learner, self.where)
-        fresh = dict(learner.fresh().named_parameters()) if self.towards == "fresh" else {}
+        fresh = named_tensors(learner.fresh()) if self.towards == "fresh" else {}
         targets = [fresh[name] if fresh else learner.first(name) for name in chosen]
-        shrink_and_perturb_(chosen.values(), targets, self.rate)
         if self.clear_state and self.rate:
             learner.forget(chosen.values())
+        shrink_and_perturb_(chosen.values(), targets, self.rate)
 
 
 @dataclass
@@ -93,9 +98,9 @@ class ShrinkAndAddNoise(Method):
         self.require("sigma", self.sigma >= 0, "0 or more")
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
-        add_noise_(learner.parameters.values(), self.shrink, self.sigma, learner.generator)
         if self.clear_state and (self.shrink, self.sigma) != (1, 0):
             learner.forget(learner.parameters.values())
+        add_noise_(learner.parameters.values(), self.shrink, self.sigma, learner.generator)
 
 
 @dataclass
@@ -114,13 +119,26 @@ class PerturbEachStep(Method):
         add_noise_(learner.parameters.values(), self.shrink, self.sigma, learner.generator)
 
 
-def shrink_encoder(rate: float = 0.8, encoder: Where = "convolutions", rest: Where = "linears") -> list[Method]:
-    """FIRE's form for DQN: shrink the encoder towards its first weights, and set the rest back to them."""
-    return [ShrinkAndPerturb(rate, where=encoder), LayerReset(where=rest, to="initial")]
+def shrink_encoder(
+    rate: float = 0.8,
+    encoder: Where = "convolutions",
+    rest: Where = "linears",
+    clear_state: bool = True,
+    from_task: int = 0,
+) -> list[Method]:
+    """FIRE's form for DQN: shrink the encoder's layers towards their first weights, and set the rest's back to them.
+
+    What is in neither, such as norms, is left alone. A target network is to be copied anew from the model afterwards.
+    """
+    return [
+        ShrinkAndPerturb(rate, where=encoder, clear_state=clear_state, from_task=from_task),
+        LayerReset(where=rest, to="initial", clear_state=clear_state, from_task=from_task),
+    ]
 
 
 def _chosen(learner: Learner, where: Where | Literal["all"]) -> Mapping[str, nn.Parameter]:
     if where == "all":
         return learner.parameters
-    names = set(layer_tensors(original(learner.model), where))
-    return {name: parameter for name, parameter in learner.parameters.items() if name in names}
+    tensors = named_tensors(learner.model)
+    wanted = {memory(tensors[name]) for name in layer_tensors(learner.model, where)}  # a tied tensor has another name there
+    return {name: parameter for name, parameter in learner.parameters.items() if memory(parameter) in wanted}

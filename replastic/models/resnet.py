@@ -33,6 +33,8 @@ class ResNet(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        if len(widths) != len(blocks):
+            raise ValueError(f"widths={list(widths)} and blocks={list(blocks)} differ in length: give one of each a stage")
         self.stem = nn.Sequential(
             nn.Conv2d(image_channels, widths[0], 3, padding=1, bias=bias),
             make_norm(norm, widths[0], images=True),

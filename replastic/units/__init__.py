@@ -4,7 +4,7 @@ from .groups import Slot as Slot
 from .groups import UnitGroup as UnitGroup
 from .groups import Units as Units
 from .groups import find_units as find_units
+from .kinds import original as original
 from .reset import reset_units_ as reset_units_
 from .tap import Tap as Tap
-from .trace import Example as Example
-from .trace import original as original
+from .tape import Example as Example

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .flow import Entry, Flows, follow
-from .trace import Example, trace
+from .flow import Flows, follow
+from .kinds import affine
+from .tape import Example
+from .trace import Trace, trace
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,6 +27,7 @@ class Slot:
     view: Callable[[Tensor], Tensor]
     lead: int
     units: Tensor  # (channels,), on the model's device
+    in_order: bool  # whether channel i is unit i's
 
     def __repr__(self) -> str:
         return f"{self.layer}.{self.attribute}"
@@ -35,8 +38,8 @@ class Slot:
 
     def mask(self, chosen: Tensor, view: Tensor) -> Tensor:
         """Which entries of the view belong to the chosen units (a bool for each), ready to broadcast."""
-        picked = chosen[self.units.clamp_min(0)] & (self.units >= 0)
-        return picked.reshape(*view.shape[: self.lead], *[1] * (view.ndim - self.lead))
+        picked = chosen if self.in_order else chosen[self.units.clamp_min(0)] & (self.units >= 0)
+        return picked.reshape(*view.shape[: self.lead], *[1] * (view.ndim - self.lead)).to(view.device)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,7 +52,17 @@ class UnitGroup:
     norms: tuple[Slot, ...]  # gains, shifts and running statistics, an entry for each unit
     readers: tuple[Slot, ...]  # weights, a column (or a block of columns) for each unit
     columns: Tensor  # which input channels of the first reader each unit has, as (units, columns a unit)
+    in_order: bool  # whether those are all of its channels, one unit after the other: then nothing need be gathered
     channels_first: bool  # where that input has its channels: on axis 1, or on the last
+
+    def by_unit(self, channels: Tensor) -> Tensor:
+        """What there is for each input channel of the first reader, on the last axis, as (..., units, columns a unit)."""
+        return channels.unflatten(-1, (self.size, -1)) if self.in_order else channels[..., self.columns]
+
+    def total(self, channels: Tensor) -> Tensor:
+        """The same, with the columns of each unit added up."""
+        columns = self.by_unit(channels)
+        return columns.squeeze(-1) if columns.shape[-1] == 1 else columns.sum(-1)
 
     def __repr__(self) -> str:
         made = " * ".join(dict.fromkeys(slot.layer for slot in self.makers))
@@ -77,7 +90,8 @@ def find_units(model: nn.Module, example: Example | None = None) -> Units:
 
     A unit is an output channel of a linear or convolutional layer that nothing but the next such layers read: through
     activations, norms, pooling, flattening, gates. Channels of a residual stream, attention's projections and outputs of
-    the model are not units. A model without any is an error.
+    the model are not units. A model without any is an error. What cannot be followed for certain is left out with a reason;
+    two things are taken on trust: a part whose parent cannot be traced is called as a whole, and hooks change no outputs.
 
     example: an input to run the model on once, for models whose code cannot be traced symbolically: a tensor, a tuple of
         inputs or a dict of them by name. Without it, such code is left out and listed under `not_seen`.
@@ -88,81 +102,103 @@ def find_units(model: nn.Module, example: Example | None = None) -> Units:
     no units: 5: is an output of the model, or of a part of it that was traced alone
     """
     traced = trace(model, example)
-    flows = follow(traced)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    groups, left_out = _grouped(flows, device)
+    with torch.device("cpu"):  # labels are counted there, whatever the default device is
+        groups, left_out = _grouped(traced, device)
     found = Units(tuple(groups), left_out, traced.not_seen)
     if not groups:
-        reasons = "; ".join(f"{name} {reason}" for name, reason in [*left_out.items(), *traced.not_seen.items()][:4])
-        hint = "" if example is not None else ": if its code cannot be traced, pass find_units(model, example=inputs)"
-        raise ValueError(f"this model has no hidden units ({reasons or 'it has no layers with weights'}){hint}")
+        reasons = [f"{name} {reason}" for name, reason in left_out.items()]
+        reasons += [f"{name or 'the model'} cannot be traced ({problem})" for name, problem in traced.not_seen.items()]
+        listed = "; ".join(reasons[:4]) or "it has no linear or convolutional layer but its output"
+        hint = ""
+        if traced.not_seen and example is None:
+            hint = ": give an input to run it on, find_units(model, example=inputs) or Learner(..., example=inputs)"
+        raise ValueError(f"this model has no hidden units ({listed}){hint}")
     return found
 
 
-def _grouped(flows: Flows, device: torch.device) -> tuple[list[UnitGroup], dict[str, str]]:
+def _grouped(trace: Trace, device: torch.device) -> tuple[list[UnitGroup], dict[str, str]]:
+    flows = follow(trace)
     root = _roots(flows)
     reasons: dict[int, str] = {}
     for labels, reason in flows.escaped:
-        if len(labels):
-            for label in root[labels].unique().tolist():
-                reasons.setdefault(label, reason)
-    entries: dict[int, list[tuple[Entry, Tensor]]] = {}  # by the first layer that makes the units
-    owner = torch.full((flows.count,), -1, dtype=torch.long)  # which group a root label is in: its first maker's entry
-    makers = [entry for entry in flows.entries if entry.role == "maker" and entry.attribute == "weight"]
-    for number, entry in enumerate(makers):
-        labels = root[entry.labels]
-        owner[labels[owner[labels] < 0]] = number
-    for entry in flows.entries:
-        labels = torch.where(entry.labels >= 0, root[entry.labels.clamp_min(0)], -1)
-        for number in owner[labels[labels >= 0]].unique().tolist():
-            entries.setdefault(number, []).append((entry, labels))
+        for label in root[labels].unique().tolist():
+            reasons.setdefault(label, reason)
+    rooted = [torch.where(entry.labels >= 0, root[entry.labels.clamp_min(0)], -1) for entry in flows.entries]
+    owner = torch.full((flows.count,), -1, dtype=torch.long)  # which group a root label is in: the entry that makes it first
+    entries: dict[int, list[int]] = {}
+    for number, (entry, labels) in enumerate(zip(flows.entries, rooted, strict=True)):
+        labels = labels[labels >= 0]
+        if entry.role == "maker" and entry.attribute == "weight":
+            owner[labels[owner[labels] < 0]] = number
+    for number, labels in enumerate(rooted):
+        for first in owner[labels[labels >= 0]].unique().tolist():
+            entries.setdefault(first, []).append(number)
     groups: list[UnitGroup] = []
     left_out: dict[str, str] = {}
-    for number, first in enumerate(makers):
-        members = (owner == number).nonzero()[:, 0]
-        if not len(members) or number not in entries:
-            continue
+    for first, numbers in sorted(entries.items()):
+        members = (owner == first).nonzero()[:, 0]
+        group = _group(members, numbers, rooted, root, flows, device)
         problem = next((reasons[label] for label in members.tolist() if label in reasons), "")
-        group = _group(first.layer, members, entries[number], flows, device)
+        problem = problem or ("" if group is None else _read_elsewhere(group, trace))
         if problem or group is None:
-            left_out[first.layer] = problem or "makes channels that no single layer reads as a whole"
+            left_out[flows.entries[first].layer] = problem or "makes channels that no single layer reads as a whole"
         else:
             groups.append(group)
-    return groups, left_out
+    return groups, left_out | dict.fromkeys(trace.not_called, "is not called by the code that was traced")
+
+
+def _read_elsewhere(group: UnitGroup, trace: Trace) -> str:
+    """Whether a layer that the traced code does not call (a second head, another branch) might read the units, too."""
+    widths = {group.size, *(len(slot.units) for slot in group.readers)}
+    doors = [name for name in trace.side_doors if affine(trace.layer(name)).reads in widths]
+    return f"may be read by {doors[0]}, which the traced code does not call" if doors else ""
 
 
 def _roots(flows: Flows) -> Tensor:
-    """For each label, the one that stands for its unit."""
+    """For each label, the one that stands for its unit: the lowest of all that are one with it."""
     root = torch.arange(flows.count)
-    for left, right in flows.same:
-        low, high = torch.minimum(root[left], root[right]), torch.maximum(root[left], root[right])
-        renamed = torch.arange(flows.count)
-        renamed[high] = low
-        root = renamed[root]
-    return root
+    while True:
+        before = root.clone()
+        for left, right, _ in flows.same:
+            low = torch.minimum(root[left], root[right])
+            root.scatter_reduce_(0, torch.cat([left, right]), torch.cat([low, low]), "amin")
+        root = root[root]
+        if torch.equal(root, before):
+            return root
 
 
 def _group(
-    name: str, members: Tensor, entries: list[tuple[Entry, Tensor]], flows: Flows, device: torch.device
+    members: Tensor, numbers: list[int], rooted: list[Tensor], root: Tensor, flows: Flows, device: torch.device
 ) -> UnitGroup | None:
-    number = torch.full((flows.count + 1,), -1, dtype=torch.long)  # its last entry answers for label -1
-    number[members] = torch.arange(len(members))
+    unit = torch.full((flows.count + 1,), -1, dtype=torch.long)  # its last entry answers for label -1
+    unit[members] = torch.arange(len(members))
     slots: dict[str, list[Slot]] = {"maker": [], "norm": [], "reader": []}
-    for entry, labels in entries:
-        slots[entry.role].append(Slot(entry.layer, entry.attribute, entry.view, entry.lead, number[labels].to(device)))
-    # Activations are read where one layer reads all units of the group, the same number of columns each.
-    whole = [slot for slot in slots["reader"] if _covers(slot.units, len(members))]
-    if not whole:
+    # Activations are read where one layer reads all units of the group, the same number of columns each; if they are
+    # products, behind the last of those: a gate may itself be computed from what it will be multiplied with.
+    ready = max((at for left, _, at in flows.same if (unit[root[left]] >= 0).any()), default=0)
+    wholes: list[tuple[Slot, Tensor]] = []
+    for number in numbers:
+        entry = flows.entries[number]
+        units = unit[rooted[number]]
+        in_order = torch.equal(units, torch.arange(len(members)))
+        slot = Slot(entry.layer, entry.attribute, entry.view, entry.lead, units.to(device), in_order)
+        slots[entry.role].append(slot)
+        if entry.role == "reader" and number >= ready and _covers(units, len(members)):
+            wholes.append((slot, units))
+    if not wholes:
         return None
-    readers = [whole[0], *(slot for slot in slots["reader"] if slot is not whole[0])]
+    first, units = wholes[0]
+    columns = _columns(units, len(members))
     return UnitGroup(
-        name,
+        flows.entries[numbers[0]].layer,
         len(members),
         tuple(slots["maker"]),
         tuple(slots["norm"]),
-        tuple(readers),
-        _columns(whole[0].units, len(members)),
-        flows.channels_first[whole[0].layer],
+        (first, *(slot for slot in slots["reader"] if slot is not first)),
+        columns.to(device),
+        torch.equal(columns.flatten(), torch.arange(len(units))),
+        flows.channels_first[first.layer],
     )
 
 
@@ -171,5 +207,5 @@ def _columns(units: Tensor, size: int) -> Tensor:
 
 
 def _covers(units: Tensor, size: int) -> bool:
-    counts = torch.bincount(units[units >= 0].cpu(), minlength=size)
+    counts = torch.bincount(units[units >= 0], minlength=size)
     return bool((counts == counts[0]).all()) and int(counts[0]) > 0

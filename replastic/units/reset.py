@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ..optim import entry_state
 from .groups import Slot, UnitGroup
-from .trace import original
+from .kinds import original
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def reset_units_(
     Weights and biases that make the unit are drawn, entry by entry, from those of the same layer of `template`, whatever
     law those were drawn from; its entries in norms and running statistics become the template's own. What the optimiser
     remembers of exactly those entries is cleared. Nothing else changes, and a unit that was silent leaves the model's
-    function as it was.
+    function as it was, unless a layer or group norm lies on it: those take their statistics over all units.
 
     chosen: a bool for each unit, or a tensor of unit numbers.
     template: a newly initialised model of the same build; it is only read.
@@ -39,6 +39,7 @@ def reset_units_(
     """
     model, template = original(model), original(template)
     mask = _mask(group, chosen)
+    _check(group, model, template, generator)
     if mask.device.type == "cpu" and not mask.any():
         return
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
@@ -53,40 +54,64 @@ def reset_units_(
 
         return draw
 
+    views = {slot: slot.view(slot.tensor(model)) for slot in state}
+    masks = {slot: slot.mask(mask, view) for slot, view in views.items()}
     for slot in group.makers:
-        _write(slot, slot.tensor(model), mask, drawn(slot))
+        _write(views[slot], masks[slot], slot.lead, drawn(slot))
     for slot in group.norms:
-        tensor = slot.tensor(model)
-        view, fresh = slot.view(tensor), slot.view(slot.tensor(template))
-        view.copy_(torch.where(slot.mask(mask, view), fresh.to(view.dtype), view))
+        fresh = slot.view(slot.tensor(template))
+        views[slot].copy_(torch.where(masks[slot], fresh.to(views[slot].dtype), views[slot]))
     for slot in group.readers:
-        view = slot.view(slot.tensor(model))
-        view.masked_fill_(slot.mask(mask, view), 0)
+        views[slot].masked_fill_(masks[slot], 0)
     for slot, tensors in state.items():
         for tensor in tensors:
-            view = slot.view(tensor)
-            view.masked_fill_(slot.mask(mask, view).to(view.device), 0)
+            slot.view(tensor).masked_fill_(masks[slot], 0)
 
 
 def _mask(group: UnitGroup, chosen: Tensor) -> Tensor:
     device = group.columns.device
+    if not isinstance(chosen, Tensor):
+        raise TypeError(f"chosen is a {type(chosen).__name__}: give a tensor, with a bool for each unit or of unit numbers")
     if chosen.dtype == torch.bool:
         if chosen.shape != (group.size,):
             raise ValueError(
                 f"chosen has shape {tuple(chosen.shape)}; {group.name!r} has {group.size} units: give it one each"
             )
         return chosen.to(device)
-    if chosen.is_floating_point():
+    if chosen.dtype not in (torch.int64, torch.int32) and chosen.numel():  # torch.tensor([]) is of floats
         raise TypeError(f"chosen is {chosen.dtype}: give a bool for each unit, as in scores < 0.1, or unit numbers")
-    return torch.zeros(group.size, dtype=torch.bool, device=device).index_fill_(0, chosen.to(device).long().flatten(), True)
+    numbers = chosen.long().flatten()
+    if not numbers.is_cuda and ((numbers < 0) | (numbers >= group.size)).any():  # on a GPU the fill itself would fail
+        raise ValueError(
+            f"chosen has unit numbers {numbers.tolist()}; those of {group.name!r} go from 0 to {group.size - 1}"
+        )
+    return torch.zeros(group.size, dtype=torch.bool, device=device).index_fill_(0, numbers.to(device), True)
 
 
-def _write(slot: Slot, tensor: Tensor, mask: Tensor, values: Callable[[tuple[int, ...]], Tensor]) -> None:
-    view = slot.view(tensor)
-    at = slot.mask(mask, view)
+def _check(group: UnitGroup, model: nn.Module, template: nn.Module, generator: torch.Generator | None) -> None:
+    if template is model:
+        raise ValueError("template is the model itself: give a newly initialised one, such as learner.template")
+    for slot in (*group.makers, *group.norms):
+        mine = slot.tensor(model)
+        try:
+            theirs = slot.tensor(template)
+        except AttributeError:
+            theirs = None
+        if not isinstance(theirs, Tensor) or theirs.shape != mine.shape:
+            found = f"of shape {tuple(theirs.shape)}" if isinstance(theirs, Tensor) else "missing"
+            raise ValueError(
+                f"{slot} is {found} in the template and of shape {tuple(mine.shape)} here: build it like the model"
+            )
+        if theirs.device != mine.device:
+            raise ValueError(f"{slot} is on {theirs.device} in the template and on {mine.device} here: template.to(device)")
+        if generator is not None and generator.device.type != mine.device.type:
+            raise ValueError(f"the generator is of {generator.device}, {slot} on {mine.device}: torch.Generator(device)")
+
+
+def _write(view: Tensor, at: Tensor, lead: int, values: Callable[[tuple[int, ...]], Tensor]) -> None:
     if view.device.type == "cpu":
-        rows = at.reshape(view.shape[: slot.lead]).nonzero(as_tuple=True)
-        view[rows] = values((len(rows[0]), *view.shape[slot.lead :])).to(view.dtype)
+        rows = at.reshape(view.shape[:lead]).nonzero(as_tuple=True)
+        view[rows] = values((len(rows[0]), *view.shape[lead:])).to(view.dtype)
     else:
         view.copy_(torch.where(at, values(tuple(view.shape)).to(view.dtype), view))
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .groups import UnitGroup
-from .trace import original
+from .kinds import original
 
 
 class Tap:
@@ -21,6 +22,7 @@ class Tap:
     always=True every pass does. Reading what did not happen raises. Use it as a context, or `close()` it, to take it off.
 
     detach: False keeps the graph, for a loss on activations.
+    on: False keeps nothing but within `listening()`.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> from replastic.units import find_units
@@ -30,54 +32,73 @@ class Tap:
     torch.Size([5, 4])
     """
 
-    def __init__(self, model: nn.Module, groups: Sequence[UnitGroup], *, detach: bool = True, always: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Sequence[UnitGroup],
+        *,
+        detach: bool = True,
+        always: bool = False,
+        on: bool = True,
+    ) -> None:
         self.groups = {group.name: group for group in groups}
         self.detach, self.always = detach, always
         self.inputs: dict[str, Tensor] = {}
-        self._paused = False
-        layers = {group.name: original(model).get_submodule(group.readers[0].layer) for group in groups}
-        self._handles = [layer.register_forward_pre_hook(self._hook(name)) for name, layer in layers.items()]
+        self.on = on
+        weights = {group.name: group.readers[0].tensor(original(model)) for group in groups}
+        self._channels = {g.name: 1 - weights[g.name].ndim if g.channels_first else -1 for g in groups}  # which axis
+        self._handles = [self._hook(original(model))]  # first: a reader may be the first layer that the model calls
+        self._handles += [self._hook(original(model).get_submodule(g.readers[0].layer), g.name) for g in groups]
         _forget_compiled_code()
 
-    def _hook(self, name: str) -> Any:
-        def keep(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-            if self.always or (layer.training and torch.is_grad_enabled() and not self._paused):
-                self.inputs[name] = args[0].detach() if self.detach else args[0]
+    def _hook(self, layer: nn.Module, name: str | None = None) -> RemovableHandle:
+        """Keep what comes into a layer; without a name, forget the last pass as a new one of the whole model begins."""
 
-        return keep
+        def keep(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if called is not layer or not self.on:  # a copy of the model has its hooks, too
+                return
+            if self.always or (called.training and torch.is_grad_enabled()):
+                if name is None:
+                    self.inputs.clear()
+                else:
+                    read = args[0] if args else next(iter(kwargs.values()))
+                    self.inputs[name] = read.detach() if self.detach else read
+
+        return layer.register_forward_pre_hook(keep, with_kwargs=True)
 
     def read(self, name: str) -> Tensor:
         """The whole input of the layer that reads the group, as it was in the last pass."""
         if name not in self.inputs:
             raise RuntimeError(
                 f"the units of {name!r} were not seen: no forward pass of the model in training mode, with gradients, came "
-                "since the last step. Call model.train() and the model itself (not a copy, nor code compiled with another "
-                "backend's cache)"
+                "since the last step, or it did not reach them. Call model.train() and the model itself, not a copy of it; "
+                "a method asks for the tap in start(), before the pass that it wants to see"
             )
         return self.inputs[name]
 
     def activations(self, name: str) -> Tensor:
         """(samples, units). Positions of images and sequences, and the columns of a flattened channel, count as samples."""
         group, inputs = self.groups[name], self.read(name)
-        channels = inputs.movedim(1, -1) if group.channels_first else inputs
-        arranged = channels.reshape(-1, channels.shape[-1])[:, group.columns]  # (samples, units, columns)
+        channels = inputs.movedim(self._channels[name], -1)
+        arranged = group.by_unit(channels.reshape(-1, channels.shape[-1]))  # (samples, units, columns)
         return arranged.movedim(1, -1).reshape(-1, group.size)
 
     def mean_abs(self, name: str) -> Tensor:
         """(units,): the mean of |h| over samples, positions and columns."""
-        inputs, axes, columns = self._to_reduce(name)
+        inputs, axes = self._to_reduce(name)
         total = torch.linalg.vector_norm(inputs, 1, axes, dtype=_accumulator(inputs))
-        return total[columns].mean(1) * (len(total) / max(inputs.numel(), 1))
+        group = self.groups[name]
+        samples = group.columns.shape[1] * inputs.numel() / len(total)
+        return group.total(total) / max(samples, 1)
 
     def fired(self, name: str) -> Tensor:
         """(units,): whether h > 0 for any sample, position or column."""
-        inputs, axes, columns = self._to_reduce(name)
-        return (inputs.amax(axes) > 0)[columns].any(1)
+        inputs, axes = self._to_reduce(name)
+        return self.groups[name].by_unit(inputs.amax(axes)).amax(1) > 0
 
-    def _to_reduce(self, name: str) -> tuple[Tensor, list[int], Tensor]:
-        group, inputs = self.groups[name], self.read(name)
-        channel = 1 if group.channels_first else inputs.ndim - 1
-        return inputs, [axis for axis in range(inputs.ndim) if axis != channel], group.columns
+    def _to_reduce(self, name: str) -> tuple[Tensor, list[int]]:
+        inputs, channel = self.read(name), self._channels[name]
+        return inputs, [axis for axis in range(-inputs.ndim, 0) if axis != channel]
 
     def clear(self) -> None:
         """Forget the last pass, so that reading again before the next one raises."""
@@ -86,13 +107,23 @@ class Tap:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Passes made here are not kept."""
-        before, self._paused = self._paused, True
+        before, self.on = self.on, False
         try:
             yield
         finally:
-            self._paused = before
+            self.on = before
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Passes made here are kept, even if the tap is off."""
+        before, self.on = self.on, True
+        try:
+            yield
+        finally:
+            self.on = before
 
     def close(self) -> None:
+        self.on = False  # compiled code may go on calling the hooks
         for handle in self._handles:
             handle.remove()
         self._handles = []

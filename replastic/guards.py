@@ -1,0 +1,76 @@
+"""Is what a learner was given right, and is it still what it was?"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from .method import Method
+from .optim import Together
+
+_MOMENTS = ("at_boundary", "penalty", "after_step", "start", "evaluated")
+
+
+def flat_list(methods: Method | Iterable[Any]) -> list[Method]:
+    """Methods, and lists of them, as one list."""
+    if isinstance(methods, Method):
+        return [methods]
+    if isinstance(methods, type):
+        raise TypeError(f"methods holds the class {methods.__name__}: write {methods.__name__}()")
+    if not isinstance(methods, Iterable) or isinstance(methods, str):
+        called = getattr(methods, "__name__", "")
+        hint = (
+            f"{called} is a function: write {called}()" if called else "give a method such as rp.FIRE(), or a list of them"
+        )
+        raise TypeError(f"methods holds a {type(methods).__name__}: {hint}")
+    flat = [method for given in methods for method in flat_list(given)]
+    if len({id(method) for method in flat}) < len(flat):
+        raise ValueError("the same method object stands twice in methods: make two of them")
+    return flat
+
+
+def check_acts(method: Method) -> None:
+    """Raise for a method that has no moment."""
+    kind = type(method)
+    if all(getattr(kind, moment) is getattr(Method, moment) for moment in _MOMENTS):
+        near = [n for name in vars(kind) for n in difflib.get_close_matches(name, _MOMENTS, n=1)]
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise TypeError(f"{kind.__name__} overrides none of {', '.join(_MOMENTS[:3])} and would do nothing{hint}")
+
+
+def check_functions(loss: object, build: object) -> None:
+    """Raise unless they are functions, or None."""
+    if isinstance(loss, type):
+        raise TypeError(f"loss is the class {loss.__name__}: write loss={loss.__name__}()")
+    for name, given in (("loss", loss), ("build", build)):
+        if given is not None and (not callable(given) or (name == "build" and isinstance(given, nn.Module))):
+            example = "build=lambda: MyModel()" if name == "build" else "loss=torch.nn.functional.cross_entropy"
+            raise TypeError(f"{name} is a {type(given).__name__}: give a function, as in {example}")
+
+
+def several(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimisers that look like this one."""
+    return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
+
+
+def refuse_step(optimizer: Optimizer, *arguments: object) -> None:
+    """For an optimiser that a method has replaced: stepping it would train the model behind the learner's back."""
+    raise RuntimeError(
+        f"a method has put another optimiser in the place of this {type(optimizer).__name__}: call learner.optimizer.step()"
+        " and learner.optimizer.zero_grad(), and make schedulers of learner.optimizer"
+    )
+
+
+def place_of(model: nn.Module) -> tuple[object, object]:
+    """Device and dtype of the model, by its first parameter."""
+    parameter = next(model.parameters(), None)
+    return (None, None) if parameter is None else (parameter.device, parameter.dtype)
+
+
+def structure_of(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What every module holds: the dict itself, and what was in it. Cheap to look at again after each step."""
+    return [(holder, dict(holder)) for module in model.modules() for holder in (module._modules, module._parameters)]

@@ -1,0 +1,140 @@
+"""Continual Backpropagation: keep replacing the few mature units that contribute least.
+
+    u <- η u + (1 - η) · mean|h| · Σ|w_out|          contribution utility, after every step
+    age <- age + 1;  mature if age > m
+    c <- c + ρ · (number of mature units);  replace the ⌊c⌋ mature units of least u/(1 - η^age);  c <- c - ⌊c⌋
+
+in each layer. A replaced unit has fresh incoming weights, zero outgoing ones, age 0 and utility 0.
+
+Dohare, Hernandez-Garcia, Lan, Rahman, Mahmood & Sutton: Loss of Plasticity in Deep Continual Learning, Nature 2024.
+
+Departures from released code, each for a reason:
+    - Activations are those that the next layer reads, behind norm and activation function; FIRE's port reads them before.
+    - The running mean of |h| decays; in the ResNet version and FIRE's port it is a sum that never does.
+    - Layers are wired by the graph; in FIRE's port by the order of modules, so that a unit's outgoing weights may be
+      another layer's. The last hidden layer takes part.
+    - The least useful units are replaced; lop-jax picks the most useful.
+    - The optimiser's moments of the replaced entries are cleared, and the ages are those of units where a channel feeds many
+      columns of a linear layer.
+    - The paper's rule has no transfer of the mean activation into the next bias, which the MLP version of its code does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..learner import Learner
+from ..linalg.polar_factor import work_dtype
+from ..method import Method
+from ..units import UnitGroup, original, reset_units_
+
+
+def outgoing_magnitude(model: nn.Module, group: UnitGroup) -> Tensor:
+    """(units,): the sum of |w| over all weights that read each unit."""
+    first, *others = (
+        torch.linalg.vector_norm(view, 1, list(range(slot.lead, view.ndim)), dtype=work_dtype(view.dtype)).flatten().float()
+        for slot, view in ((slot, slot.view(slot.tensor(model).detach())) for slot in group.readers)
+    )
+    total = group.total(first)
+    for slot, channels in zip(group.readers[1:], others, strict=True):
+        # index_put_ adds up in a fixed order, index_add_ on the GPU does not
+        total.index_put_((slot.units.clamp_min(0),), channels * (slot.units >= 0), accumulate=True)
+    return total
+
+
+def contribution(model: nn.Module, group: UnitGroup, mean_abs: Tensor) -> Tensor:
+    """(units,): mean|h| · Σ|w_out|, what each unit contributes to the layers that read it."""
+    return mean_abs.float() * outgoing_magnitude(original(model), group)
+
+
+@dataclass
+class CBP(Method):
+    """Continual Backpropagation after every step."""
+
+    rate: float = 1e-4  # ρ: fraction of the mature units that is replaced in each step
+    maturity: int = 1000  # m: steps in which a new unit is safe
+    decay: float = 0.99  # η of the utility
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("rate", 0 <= self.rate <= 1, "between 0 and 1")
+        self.require("maturity", self.maturity >= 0, "a number of steps, 0 or more")
+        self.require("decay", 0 <= self.decay < 1, "at least 0 and below 1")
+
+    def start(self, learner: Learner) -> None:
+        learner.tap()
+        learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not when the first unit is due
+        groups = learner.units.groups
+        self.state["sizes"] = [group.size for group in groups]
+        total = sum(group.size for group in groups)
+        self.state["utility"] = torch.zeros(total, device=learner.device)
+        self.state["age"] = torch.zeros(total, dtype=torch.long, device=learner.device)
+        # How many units are mature is known without looking at the device: as many as are born grow up m steps later.
+        self.state["step"] = 0
+        self.state["owed"] = [0.0 for _ in groups]  # c: replacements that are due, with their fraction
+        self.state["mature"] = [0 for _ in groups]
+        self.state["young"] = [[[0, group.size]] for group in groups]  # (step of birth, how many)
+
+    def after_step(self, learner: Learner) -> None:
+        tap, groups = learner.tap(), same_units(self, learner)
+        utility, age = self.state["utility"], self.state["age"]
+        now = [contribution(learner.model, group, tap.mean_abs(group.name)) for group in groups]
+        utility.lerp_(torch.cat(now), 1 - self.decay)
+        age += 1
+        self.state["step"] += 1
+        due = [self._due(number) for number in range(len(groups))]
+        start = sum(group.size for group in groups)
+        # The last layer first: where two neighbouring units are replaced, the zeros between them are written last.
+        for number, group in reversed(list(enumerate(groups))):
+            start -= group.size
+            if due[number]:
+                of_group = slice(start, start + group.size)
+                chosen = least_useful(utility[of_group], age[of_group], due[number], self.maturity, self.decay)
+                reset_units_(
+                    learner.model,
+                    group,
+                    chosen,
+                    template=learner.template,
+                    generator=learner.generator,
+                    optimizer=learner.optimizer,
+                )
+                utility[of_group].index_fill_(0, chosen, 0)
+                age[of_group].index_fill_(0, chosen, 0)
+
+    def _due(self, number: int) -> int:
+        """How many units of a group are replaced in this step; keeps the books."""
+        young, step = self.state["young"][number], self.state["step"]
+        while young and step - young[0][0] > self.maturity:
+            self.state["mature"][number] += young.pop(0)[1]
+        self.state["owed"][number] += self.rate * self.state["mature"][number]
+        due = min(int(self.state["owed"][number]), self.state["mature"][number])
+        if due:
+            self.state["owed"][number] -= due
+            self.state["mature"][number] -= due
+            young.append([step, due])
+        return due
+
+
+def same_units(method: Method, learner: Learner) -> Sequence[UnitGroup]:
+    """The learner's groups of units, if they are those that the method has kept books of."""
+    groups = learner.units.groups
+    if [group.size for group in groups] != method.state["sizes"]:
+        raise RuntimeError(
+            f"the model's hidden units are others than when {type(method).__name__} started, because a layer was frozen, "
+            "unfrozen or replaced: make a new Learner of the changed model"
+        )
+    return groups
+
+
+def least_useful(utility: Tensor, age: Tensor, count: int, maturity: int, decay: float) -> Tensor:
+    """Numbers of the `count` mature units of least utility, which is corrected for having started at zero.
+
+    >>> least_useful(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([9, 1, 9]), 1, maturity=5, decay=0.9)
+    tensor([2])
+    """
+    corrected = utility / (1 - decay ** age.clamp_min(1).float())
+    return corrected.masked_fill(age <= maturity, torch.inf).topk(count, largest=False).indices

@@ -1,0 +1,132 @@
+"""ER and L2-ER: raise the effective rank of what hidden layers say.
+
+    W <- W + β ∇ mean_l ER(F_l),    ER(F) = exp(-Σ p log p),    p = σ(F)/Σσ(F)
+
+every U steps, by a plain gradient step of its own; F_l are the activations of hidden layer l for the inputs of the last U
+batches. The output layer has no part in it. L2-ER is this together with L2.
+
+He, Guo, Prakash, Tiwari, Tao, Serapio, Greenwald & Konidaris: Spectral Collapse Drives Loss of Plasticity in Deep Continual
+Learning, section 7, appendix D and algorithm 1.
+
+Departures, each for a reason:
+    - Features are recomputed with the present weights, as the released code does; algorithm 1 would stack those of U
+      different networks, of which only the last has a gradient.
+    - log p, not log(p + 1e-8); directions without a singular value have no gradient.
+    - BatchNorm's running statistics are not moved by the recomputation; in the released CIFAR code they are.
+    - The step comes after the optimiser's, as on permuted MNIST; for CIFAR and ImageNet the released code takes it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..learner import Learner
+from ..linalg import many
+from ..linalg.effective_rank import effective_rank
+from ..method import Method
+from ..task import Task
+from ..units import Tap, UnitGroup, original
+from .l2 import L2
+
+
+def effective_rank_loss(features: Sequence[Tensor]) -> Tensor:
+    """-mean over layers of the effective rank of (samples, units) features."""
+    return -torch.stack([effective_rank(feature) for feature in features]).mean()
+
+
+def dense_groups(learner: Learner, layers: Literal["all"] | int | Sequence[str]) -> list[UnitGroup]:
+    """Hidden units that linear layers make: all of them, the last so many, or those of the layers with these names."""
+    model = original(learner.model)
+    dense = [g for g in learner.units.groups if not isinstance(model.get_submodule(g.name), nn.modules.conv._ConvNd)]
+    if isinstance(layers, int):
+        chosen = dense[-layers:]
+    elif layers == "all":
+        chosen = dense
+    else:
+        chosen = [group for group in learner.units.groups if group.name in layers]
+        missing = set(layers) - {group.name for group in chosen}
+        if missing:
+            names = ", ".join(group.name for group in learner.units.groups)
+            raise ValueError(f"ER(layers={layers!r}): no hidden units are made by {missing.pop()!r}; they are by {names}")
+    if not chosen:
+        raise ValueError("ER found no hidden units made by a linear layer: name convolutions with ER(layers=[...]) if meant")
+    return chosen
+
+
+@dataclass
+class ER(Method):
+    """Effective-rank steps: one every `every` steps, on the inputs of all batches since the last."""
+
+    rate: float = 1e-3  # β: learning rate of its own
+    every: int = 100  # U, in steps: 100 for permuted MNIST (batches of one), 12 for ImageNet, 5 for CIFAR
+    layers: Literal["all"] | int | Sequence[str] = "all"  # 2 for CNN and ResNet: the last two dense layers
+    _tap: Tap | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("rate", self.rate >= 0, "0 or more")
+        self.require("every", self.every >= 1, "a number of steps, 1 or more")
+        self.require("layers", not isinstance(self.layers, int) or self.layers >= 1, '"all", a number of layers, or names')
+
+    def start(self, learner: Learner) -> None:
+        self._listen(learner)
+        self.state["inputs"] = []
+
+    def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        self._listen(learner)  # layers may have been frozen
+        self.state["inputs"] = []  # what is gathered for one step is of one task
+
+    def _listen(self, learner: Learner) -> None:
+        groups = dense_groups(learner, self.layers)
+        if self._tap is None or list(self._tap.groups.values()) != groups:
+            if self._tap is not None:
+                self._tap.close()
+            self._tap = Tap(learner.model, groups, detach=False, on=False)
+
+    def after_step(self, learner: Learner) -> None:
+        if learner.batch is None or not isinstance(learner.batch.inputs, Tensor):
+            raise TypeError(
+                "ER needs the inputs of every step as one tensor: train with learner.step(inputs, targets), or call "
+                "learner.after_step((inputs, targets))"
+            )
+        inputs = learner.batch.inputs.detach().clone()
+        if self.state["inputs"] and self.state["inputs"][0].shape[1:] != inputs.shape[1:]:
+            first = tuple(self.state["inputs"][0].shape[1:])
+            raise ValueError(
+                f"ER puts {self.every} batches together, whose samples have shapes {first} and {tuple(inputs.shape[1:])}: "
+                "pad them to one, or use ER(every=1)"
+            )
+        self.state["inputs"].append(inputs)
+        if len(self.state["inputs"]) >= self.every:
+            self._ascend(learner, torch.cat(self.state["inputs"]))
+            self.state["inputs"] = []
+
+    def _ascend(self, learner: Learner, inputs: Tensor) -> None:
+        model = original(learner.model)
+        statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        assert self._tap is not None
+        with learner.quiet(), self._tap.listening():
+            torch.func.functional_call(model, statistics, (inputs,))
+            loss = effective_rank_loss([self._tap.activations(name) for name in self._tap.groups])
+            self._tap.clear()
+        held = list(learner.parameters.values())
+        gradients = torch.autograd.grad(loss, held, allow_unused=True)
+        moved = [(parameter, gradient) for parameter, gradient in zip(held, gradients, strict=True) if gradient is not None]
+        with torch.no_grad():
+            many.add_([parameter for parameter, _ in moved], [gradient for _, gradient in moved], alpha=-self.rate)
+
+
+def l2_er(
+    rate: float = 1e-3,
+    strength: float = 1e-3,
+    every: int = 100,
+    layers: Literal["all"] | int | Sequence[str] = "all",
+    from_task: int = 0,
+) -> list[Method]:
+    """L2-ER: effective-rank steps and L2 together, with the values that were best on permuted MNIST."""
+    return [ER(rate, every, layers, from_task=from_task), L2(strength, from_task=from_task)]

@@ -1,0 +1,131 @@
+"""Hare & Tortoise: a network that learns fast, and a slow average of it, to which it is set back at times.
+
+    tortoise <- d·tortoise + (1 - d)·hare    after every step
+    hare <- tortoise                         every `period` steps
+
+The hare is the model that is trained. What it learns and soon loses again never reaches the tortoise, which is the network
+that is tested; setting the hare back to it takes from the hare what it clung to, and little of what is known.
+
+Lee, Cho, Kim, Kim, Min, Choo & Lyle: Slow and Steady Wins the Race: Maintaining Plasticity with Hare and Tortoise Networks,
+ICML 2024.
+
+Departures from released code, each for a reason:
+    - The period is in steps, which a loop without epochs has too. The paper's is 10 epochs; 2000 steps are that many of
+      50,000 images in batches of 256.
+    - The first reset comes after a whole period; there epoch 0 is divisible by ten, so that one comes after it.
+    - The hare gets a copy. There it is given the tortoise's storage, and the average is taken of itself.
+
+Beside a method that changes weights at a boundary: the tortoise keeps the old ones, and takes the hare back to them in part.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..learner import Learner
+from ..linalg import many
+from ..method import Method
+from ..states import plain
+from ..units import original
+from .kept import Kept
+
+
+@torch.no_grad()
+def follow_(slow: Iterable[Tensor], fast: Iterable[Tensor], decay: float) -> None:
+    """slow <- decay·slow + (1 - decay)·fast, in place; integers, which have no average, are copied.
+
+    >>> slow = torch.tensor([1.0])
+    >>> follow_([slow], [torch.tensor([3.0])], 0.5); slow
+    tensor([2.])
+    """
+    pairs = list(zip(slow, fast, strict=True))
+    moving = [pair for pair in pairs if pair[0].is_floating_point() or pair[0].is_complex()]
+    counting = [pair for pair in pairs if not (pair[0].is_floating_point() or pair[0].is_complex())]
+    if moving:
+        many.lerp_([a for a, _ in moving], [b.detach().to(a.dtype) for a, b in moving], 1 - decay)
+    if counting:
+        many.copy_([a for a, _ in counting], [b for _, b in counting])
+
+
+@dataclass
+class HareAndTortoise(Method):
+    """Train the hare, test the tortoise. The optimiser's state is kept when the hare is set back, as in the paper."""
+
+    decay: float = 0.999  # d: how much of the tortoise stays in each step
+    period: int = 2000  # steps from one reset of the hare to the next
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("decay", 0 <= self.decay < 1, "at least 0 and below 1")
+        self.require("period", isinstance(self.period, int) and self.period >= 1, "a number of steps, 1 or more")
+        self._places = Kept(self._find)
+
+    def start(self, learner: Learner) -> None:
+        hare = self._hare(learner)
+        self.state["tortoise"] = {name: _copy(tensor) for name, tensor in hare.items()}
+        self.state["steps"] = 0
+
+    @torch.no_grad()
+    def after_step(self, learner: Learner) -> None:
+        hare, tortoise = self._hare(learner), self.state["tortoise"]
+        follow_([tortoise[name] for name in hare], hare.values(), self.decay)
+        self.state["steps"] += 1
+        if self.state["steps"] % self.period == 0:
+            back = {name: tensor for name, tensor in hare.items() if not is_frozen(tensor)}
+            many.copy_(list(back.values()), [tortoise[name] for name in back])
+
+    def evaluated(self, learner: Learner) -> dict[str, nn.Module]:
+        return {"tortoise": self.tortoise(learner), "hare": learner.model}
+
+    @torch.no_grad()
+    def tortoise(self, learner: Learner) -> nn.Module:
+        """The slow network as a module of its own; it does not move on with later steps."""
+        self._places.of(learner)
+        module = copy.deepcopy(original(learner.model))
+        for name, (holder, key) in _places(module).items():
+            holder[key].copy_(self.state["tortoise"][name])
+        return module
+
+    def _find(self, learner: Learner) -> dict[str, tuple[dict[str, Tensor], str]]:
+        places = _places(original(learner.model))
+        if self.state:  # another method has changed the module tree: what is new starts where the hare is
+            for name in places.keys() - self.state["tortoise"].keys():
+                holder, key = places[name]
+                self.state["tortoise"][name] = _copy(holder[key])
+        return places
+
+    def _hare(self, learner: Learner) -> dict[str, Tensor]:
+        return {name: holder[key] for name, (holder, key) in self._places.of(learner).items()}
+
+
+def is_frozen(tensor: Tensor) -> bool:
+    """Whether it is a parameter that does not train."""
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """In float32 at least: a thousandth of the way is lost in half precision, and the tortoise would stand still."""
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
+
+
+def _places(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:
+    """Where a model holds its parameters and the buffers that a checkpoint carries, by name, each tensor once.
+
+    The place and not the tensor, because some layers put a new tensor in the place of a buffer.
+    """
+    saved, seen = model.state_dict().keys(), set()
+    places: dict[str, tuple[dict[str, Tensor], str]] = {}
+    for prefix, module in model.named_modules():
+        for holder in (module._parameters, module._buffers):
+            for key, tensor in holder.items():
+                name = f"{prefix}.{key}" if prefix else key
+                if tensor is not None and name in saved and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    places[plain(name)] = (holder, key)  # type: ignore[assignment]
+    return places

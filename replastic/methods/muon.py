@@ -1,0 +1,187 @@
+"""Muon: momentum whose update is orthogonalised, for the matrices of hidden layers; AdamW for the rest.
+
+    M <- μ M + (1 - μ) G;    W <- W - η sqrt(max(1, out/in)) · NS5((1 - μ) G + μ M)
+
+NS5 is five steps of X <- aX + b XXᵀX + c (XXᵀ)²X from M/‖M‖, with (a, b, c) = (3.4445, -4.775, 2.0315), which bring all
+singular values near one. A convolution is seen as one matrix, out x (in · kernel).
+
+Jordan et al.: Muon: An optimizer for hidden layers in neural networks, 2024; as a baseline in FIRE (appendix D): rate 1e-2
+for Muon, 1e-3 and betas (0.9, 0.95) for AdamW, no weight decay.
+
+Departures, each for a reason:
+    - torch.optim.Muon refuses convolutions; for matrices this does what it does, in float32 on the CPU.
+    - As the FIRE paper says, the input and output layers have AdamW. Its code gives Muon the stem of ResNets, and patch,
+      position and class embeddings of ViTs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..inventory import take_inventory
+from ..learner import Learner
+from ..linalg import many
+from ..linalg.newton_schulz import COEFFICIENTS
+from ..method import Method
+from ..optim import Together
+from ..states import plain
+from ..units import original
+from ..weights import select
+
+_NEWTON_SCHULZ_STEPS = 5
+_EPSILON = 1e-7  # keeps a gradient of zeros from being divided by its norm
+
+
+def orthogonalised(matrix: Tensor, steps: int = _NEWTON_SCHULZ_STEPS) -> Tensor:
+    """The update's directions with all singular values near one (0.7 to 1.2): Muon's Newton-Schulz iteration.
+
+    matrix: one, or a stack (..., out, in) of them.
+    """
+    a, b, c = COEFFICIENTS["muon"]
+    x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + _EPSILON)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if tall else x).to(matrix.dtype)
+
+
+class Muon(Optimizer):
+    """The optimiser, for weights of two or more axes."""
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-2,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+    ) -> None:
+        params = list(params)
+        if any(param.ndim < 2 for param in params):
+            raise ValueError("Muon is for weights of two or more axes: give the rest to AdamW, or use muon(model)")
+        if lr < 0 or not 0 <= momentum < 1:
+            raise ValueError(f"Muon(lr={lr}, momentum={momentum}): lr must be 0 or more, and momentum in [0, 1)")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            alike: dict[tuple[object, ...], list[Tensor]] = {}  # layers of one shape go through the iteration together
+            for param in group["params"]:
+                if param.grad is not None:
+                    alike.setdefault((param.shape, param.dtype, param.device), []).append(param)
+            for params in alike.values():
+                self._update(params, group)
+        return loss
+
+    def _update(self, params: list[Tensor], group: dict[str, float]) -> None:
+        gradients = [param.grad for param in params if param.grad is not None]
+        for param in params:
+            if "momentum_buffer" not in self.state[param]:
+                self.state[param]["momentum_buffer"] = torch.zeros_like(param)
+        momenta = [self.state[param]["momentum_buffer"] for param in params]
+        many.lerp_(momenta, gradients, 1 - group["momentum"])
+        directions = torch.stack(momenta)
+        if group["nesterov"]:
+            directions = torch.stack(gradients).lerp_(directions, group["momentum"])
+        matrices = directions.flatten(2)  # (layers, out, in · kernel)
+        out, into = matrices.shape[1:]
+        updates = orthogonalised(matrices).view_as(directions)
+        if group["weight_decay"]:
+            many.mul_(params, 1 - group["lr"] * group["weight_decay"])
+        many.add_(params, updates.unbind(), alpha=-group["lr"] * max(1.0, out / into) ** 0.5)
+
+
+def muon(
+    model: nn.Module,
+    *,
+    lr: float = 1e-2,
+    adam_lr: float = 1e-3,
+    momentum: float = 0.95,
+    betas: tuple[float, float] = (0.9, 0.95),
+    weight_decay: float = 0.0,
+    adam_only: Sequence[str] = (),
+    only: Iterable[Tensor] | None = None,
+) -> Together:
+    """Muon for the matrices of hidden layers and AdamW for everything else, as one optimiser.
+
+    Hidden: linear and convolutional weights except the first (unless an embedding stands before it) and the last.
+
+    adam_only: names of further parameters that AdamW is to have.
+    only: the parameters that are to be trained; None: all that can be.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> [len(group["params"]) for group in muon(model).param_groups]
+    [1, 5]
+    """
+    model = original(model)
+    wanted = {id(param) for param in only} if only is not None else None
+    named = {
+        plain(name): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (wanted is None or id(parameter) in wanted)
+    }
+    unknown = [name for name in adam_only if name not in named]
+    if unknown:
+        raise ValueError(f"adam_only: {unknown[0]!r} is no trainable parameter of this model")
+    hidden = [name for name in hidden_matrices(model) if name in named and name not in adam_only]
+    if not hidden:
+        raise ValueError("this model has no hidden matrix for Muon: with two layers or fewer, use AdamW")
+    rest = [parameter for name, parameter in named.items() if name not in hidden]
+    return Together(
+        [
+            Muon([named[name] for name in hidden], lr, momentum, weight_decay=weight_decay),
+            torch.optim.AdamW(rest, adam_lr, betas, eps=1e-10, weight_decay=weight_decay),
+        ]
+    )
+
+
+def hidden_matrices(model: nn.Module) -> list[str]:
+    """Names of the linear and convolutional weights between the model's first and last."""
+    chosen = select(model, "everything").chosen
+    names = list(dict.fromkeys(w.name.partition(":")[0] for w in chosen if w.kind in ("linear", "convolution")))
+    embedded = any(weight.kind == "embedding" for weight in take_inventory(model).weights)
+    tied = any(weight.kind == "tied_head" for weight in take_inventory(model).weights)
+    return names[0 if embedded else 1 : None if tied else -1]
+
+
+@dataclass
+class UseMuon(Method):
+    """Train with Muon and AdamW from the method's first task on, in place of the optimiser the learner had.
+
+    Its learning rates, decay and schedulers do not carry over; a loop of one's own calls `learner.optimizer.step()`.
+    """
+
+    lr: float = 1e-2  # of Muon
+    adam_lr: float = 1e-3
+    momentum: float = 0.95
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("lr", self.lr >= 0, "0 or more")
+        self.require("adam_lr", self.adam_lr >= 0, "0 or more")
+        self.require("momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
+        self.require("weight_decay", self.weight_decay >= 0, "0 or more")
+
+    def start(self, learner: Learner) -> None:
+        learner.optimizer = muon(
+            learner.model,
+            lr=self.lr,
+            adam_lr=self.adam_lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            only=[param for group in learner.optimizer.param_groups for param in group["params"]],
+        )

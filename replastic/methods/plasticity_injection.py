@@ -1,0 +1,149 @@
+"""Plasticity Injection: a new head that starts without changing a single output.
+
+    f(x) = old(z) + [new(z) - copy(z)],    z = encoder(x)
+
+`old` and `copy` are frozen, `new` learns; `copy` is `new` as it was at first, so that the bracket is exactly zero then.
+
+Nikishin, Oh, Ostrovski, Lyle, Pascanu, Dabney & Barreto: Deep Reinforcement Learning with Plasticity Injection, NeurIPS
+2023; as a baseline in FIRE (appendix D), where the encoder stays trainable.
+
+Departures from released code, each for a reason:
+    - The optimiser holds the new head in the place of the old one, which is frozen. In Plasticine neither is so, and nothing
+      happens.
+    - The new head is a fresh draw; FIRE's DQN takes the stored first head: to="initial".
+    - The bracket is computed first, so that outputs are the same bit for bit (where the head draws no random numbers:
+      dropout in it is drawn three times).
+
+After a boundary the module tree is another: make a target network anew with copy.deepcopy(model), and lists of parameters
+that were kept, for clipping say, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from ..chain import output_layers
+from ..learner import Learner, reinitialised
+from ..method import Method
+from ..optim import holds, swap_
+from ..task import Task
+from ..units import original
+
+
+class Injected(nn.Module):
+    """A head that was injected: its old self, frozen, and a new one that learns the difference."""
+
+    def __init__(self, old: nn.Module, new: nn.Module) -> None:
+        super().__init__()
+        self.old = old.requires_grad_(False)
+        self.copy = copy.deepcopy(new).requires_grad_(False)
+        self.new = new.requires_grad_(True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        old, new, fixed = (head(*args, **kwargs) for head in (self.old, self.new, self.copy))
+        return old + (new - fixed)
+
+
+def default_head(model: nn.Module) -> str:
+    """The direct child that makes the model's output: the last that has parameters, where that cannot be traced."""
+    heads = list(dict.fromkeys(name.partition(".")[0] for name in output_layers(model)))
+    if len(heads) > 1:
+        raise ValueError(
+            f"the model has several heads, {' and '.join(heads)}: say which, as in PlasticityInjection(head={heads[0]!r}), "
+            "one for each"
+        )
+    if heads and heads[0]:
+        return heads[0]
+    names = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
+    if not names:
+        raise ValueError("this model has no child with parameters: name the head, as in PlasticityInjection(head='q')")
+    return names[-1]
+
+
+@torch.no_grad()
+def inject_(model: nn.Module, head: str, new: nn.Module) -> Injected:
+    """Put `Injected(old head, new)` in the place of the module called `head`."""
+    parent, _, name = head.rpartition(".")
+    holder = model.get_submodule(parent)
+    injected = Injected(getattr(holder, name), new).train(getattr(holder, name).training)
+    setattr(holder, name, injected)
+    return injected
+
+
+@dataclass
+class PlasticityInjection(Method):
+    """Inject a new head at every boundary; the head before it, injected or not, is frozen."""
+
+    head: str | None = None  # name of a module, all that follows the encoder; None: the direct child that makes the output
+    to: Literal["fresh", "initial"] = "fresh"  # what the new head starts from
+    times: int | None = 1  # at most so many injections in a run; None: at every boundary
+    tree_may_change: ClassVar[bool] = True  # by another injection, of another head
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("to", self.to in ("fresh", "initial"), '"fresh" or "initial"')
+        self.require("times", self.times is None or self.times >= 1, "1 or more, or None for every boundary")
+
+    def start(self, learner: Learner) -> None:
+        model = original(learner.model)
+        self._head = self.head if self.head is not None else default_head(model)
+        if self._head not in dict(model.named_modules()) or not self._head:
+            names = ", ".join(name for name, _ in model.named_children())
+            raise ValueError(f"PlasticityInjection(head={self.head!r}): the model has no such module; it has {names}")
+        if isinstance(model.get_submodule(self._head), nn.ModuleList | nn.ModuleDict):
+            raise ValueError(
+                f"PlasticityInjection(head={self._head!r}): that is a list of modules, name the one in it that is meant"
+            )
+        lost = [type(m).__name__ for m in learner.methods if m is not self and not m.tree_may_change]
+        if lost:
+            raise ValueError(
+                f"PlasticityInjection changes the model's modules, and {lost[0]} would lose track of them: leave one out"
+            )
+        inside = {id(parameter) for parameter in model.get_submodule(self._head).parameters()}
+        for name, module in model.named_modules():
+            within = name == self._head or name.startswith(f"{self._head}.")
+            if not within and any(id(parameter) in inside for parameter in module._parameters.values()):
+                raise ValueError(
+                    f"the head {self._head!r} shares a weight with {name!r}, and freezing it would freeze that too"
+                )
+        self._shape = copy.deepcopy(model.get_submodule(self._head))  # what a head looks like, injected or not
+        self.state["injections"] = 0
+
+    def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        if self.times is None or self.state["injections"] < self.times:
+            self._inject(learner, self._new_head(learner))
+            self.state["injections"] += 1
+
+    def rebuild(self, learner: Learner) -> None:
+        for _ in range(self.state["injections"]):
+            self._inject(learner, copy.deepcopy(self._shape))
+
+    def _new_head(self, learner: Learner) -> nn.Module:
+        build = learner.build
+        new = copy.deepcopy(self._shape)
+        if self.to == "initial":
+            prefix = f"{self._head}."
+            new.load_state_dict({n.removeprefix(prefix): v for n, v in learner.initial.items() if n.startswith(prefix)})
+        elif build is None:
+            new = learner.draw(lambda: reinitialised(self._shape))
+        else:
+            drawn = learner.draw(lambda: original(build()).get_submodule(self._head))
+            new.load_state_dict(drawn.state_dict())
+        return new
+
+    def _inject(self, learner: Learner, new: nn.Module) -> None:
+        head = original(learner.model).get_submodule(self._head)
+        learning = dict((head.new if isinstance(head, Injected) else head).named_parameters())
+        unknown = [name for name, parameter in learning.items() if not holds(learner.optimizer, parameter)]
+        if unknown:
+            raise ValueError(f"the optimiser does not hold {unknown[0]!r} of {self._head!r}, the head to be injected")
+        inject_(original(learner.model), self._head, new)
+        for name, parameter in new.named_parameters():
+            swap_(learner.optimizer, learning[name], parameter)
+            learning[name].grad = None
+        learner.model_changed()

@@ -1,0 +1,90 @@
+"""ReDo: recycle dormant neurons.
+
+    s_i = mean|h_i| / (1/H Σ_k mean|h_k|);    unit i is dormant if s_i <= τ
+
+over a batch, in each layer of H units. Every so many steps dormant units get fresh incoming weights and zero outgoing ones.
+
+Sokar, Agarwal, Castro & Evci: The Dormant Neuron Phenomenon in Deep Reinforcement Learning, ICML 2023.
+
+Departures from released code, each for a reason:
+    - Outgoing weights become zero and the optimiser's moments of the recycled entries are cleared. FIRE's port and that of
+      Hare & Tortoise write into indexed copies, which changes nothing.
+    - Scores come from the last training batch, in training mode; in FIRE's port from the test set, which ran before.
+    - Activations are those that the next layer reads, behind norm and activation function.
+    - The last hidden layer takes part; FIRE's port drops it twice.
+    - The step count of Adam stays: entries of one tensor share it. timoklein/redo sets it back for the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..learner import Learner
+from ..method import Method
+from ..units import Tap, reset_units_
+
+
+def dormancy_scores(mean_abs: Tensor) -> Tensor:
+    """Each unit's mean |activation|, as a multiple of its layer's mean; all zero for a layer that is silent as a whole.
+
+    >>> dormancy_scores(torch.tensor([0.0, 1.0, 3.0, 4.0]))
+    tensor([0.0000, 0.5000, 1.5000, 2.0000])
+    """
+    mean = mean_abs.mean()
+    return torch.where(mean > 0, mean_abs / mean, torch.zeros_like(mean_abs))
+
+
+@torch.no_grad()
+def redo_(
+    model: nn.Module,
+    tap: Tap,
+    *,
+    template: nn.Module,
+    threshold: float = 0.1,
+    generator: torch.Generator | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+) -> dict[str, Tensor]:
+    """Recycle the units that were dormant in the pass that `tap` saw, in place; returns which, by group.
+
+    template: a newly initialised model of the same build, whose weights give the law of the new ones.
+    """
+    dormant = {name: dormancy_scores(tap.mean_abs(name)) <= threshold for name in tap.groups}
+    # The last layer first: where two neighbouring units are recycled, the zeros between them are written last.
+    for name, group in reversed(tap.groups.items()):
+        reset_units_(model, group, dormant[name], template=template, generator=generator, optimizer=optimizer)
+    return dormant
+
+
+@dataclass
+class ReDo(Method):
+    """Recycle dormant units every `period` steps."""
+
+    threshold: float = 0.1  # τ: 0 recycles only units that are silent
+    period: int = 1000  # steps of the optimiser
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("threshold", self.threshold >= 0, "0 or more")
+        self.require("period", self.period >= 1, "a number of steps, 1 or more")
+
+    def start(self, learner: Learner) -> None:
+        learner.tap()
+        learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not in a thousand steps
+        self.state["step"] = 0
+
+    def after_step(self, learner: Learner) -> None:
+        self.state["step"] += 1
+        if self.state["step"] % self.period == 0:
+            redo_(
+                learner.model,
+                learner.tap(),
+                template=learner.template,
+                threshold=self.threshold,
+                generator=learner.generator,
+                optimizer=learner.optimizer,
+            )

@@ -1,0 +1,136 @@
+"""Self-Normalized Resets: reset a unit when it has been silent for longer than it ever is.
+
+    a_i <- 0 if unit i fires in the step, else a_i + 1;    reset unit i if a_i >= T_i
+
+T_i is the (1 - τ)-quantile of the unit's own silences, counted in steps, which are gathered in a histogram. Every few steps
+the histogram is read and cleared: T_i becomes that quantile, or doubles where the quantile lies at T_i itself, because
+silences are cut off there.
+
+Farias & Jozefiak: Self-Normalized Resets for Plasticity in Continual Learning, ICLR 2025.
+
+Departures from released code, each for a reason:
+    - Silences are counted in steps, not in samples: every sample of a batch says the same. Histograms are shorter by the
+      batch size (FIRE's port takes a gigabyte for VGG-16); `longest` is their 20,000 samples at 256 a batch.
+    - Outgoing weights become zero and the optimiser's moments are cleared; FIRE's port writes into indexed copies, which
+      changes nothing.
+    - A unit's firing is read behind norm and activation function, from the step's own batch; in FIRE's port before them,
+      and from the last 512 samples, which counts most of them twice.
+    - A unit that was never silent between two readings keeps its T_i.
+    - It is reset one step after its silence reached T_i: by then the host knows without having waited for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..learner import Learner
+from ..method import Method
+from ..units import reset_units_
+from .cbp import same_units
+
+
+def silence_limits(histogram: Tensor, limits: Tensor, threshold: float, longest: int) -> Tensor:
+    """New limits T from the counts of silences, (units, longest + 1): the count of silences of 0, 1, 2, ... steps.
+
+    >>> counts = torch.tensor([[7, 90, 5, 5, 0], [3, 0, 0, 0, 4], [9, 0, 0, 0, 0]])
+    >>> silence_limits(counts, torch.tensor([4, 2, 2]), threshold=0.1, longest=8)
+    tensor([1, 4, 2])
+    """
+    silences = histogram[:, 1:]
+    total = silences.sum(1)
+    # The first length at which at least 1 - τ of the silences are over; in whole numbers, so that no rounding decides.
+    over = silences.cumsum(1) >= torch.ceil(total * (1 - threshold)).clamp_min(1)[:, None]
+    quantile = over.long().argmax(1) + 1
+    moved = torch.where(quantile < limits, quantile, 2 * limits).clamp(1, longest)
+    return torch.where(total > 0, moved.to(limits.dtype), limits)
+
+
+@dataclass
+class SNR(Method):
+    """Self-Normalized Resets after every step."""
+
+    threshold: float = 0.01  # τ: how unlikely a silence must be
+    longest: int = 80  # steps: no silence longer than this is waited for
+    update_every: int = 16  # steps between two readings of the histogram
+    _counts: LateCounts | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("threshold", 0 < self.threshold < 1, "between 0 and 1")
+        self.require("longest", self.longest >= 2, "a number of steps, 2 or more")
+        self.require("update_every", self.update_every >= 1, "a number of steps, 1 or more")
+
+    def start(self, learner: Learner) -> None:
+        learner.tap()
+        sizes = [group.size for group in learner.units.groups]
+        total, device = sum(sizes), learner.device
+        self.state["step"] = 0
+        self.state["silence"] = torch.zeros(total, dtype=torch.long, device=device)
+        self.state["limit"] = torch.full((total,), self.longest // 2, dtype=torch.long, device=device)
+        self.state["histogram"] = torch.zeros(total, self.longest + 1, dtype=torch.int32, device=device)
+        self.state["due"] = torch.zeros(total, dtype=torch.bool, device=device)
+        self.state["sizes"] = sizes
+        learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not when the first unit is due
+        self.rebuild(learner)
+
+    def rebuild(self, learner: Learner) -> None:
+        self._counts = LateCounts(self.state["sizes"], learner.device)
+
+    def after_step(self, learner: Learner) -> None:
+        groups, tap = same_units(self, learner), learner.tap()
+        silence, limit = self.state["silence"], self.state["limit"]
+        histogram, due = self.state["histogram"], self.state["due"]
+        assert self._counts is not None
+        self._reset(learner, self._counts.read(due))
+        fired = torch.cat([tap.fired(group.name) for group in groups])
+        over = fired | due  # a silence ends with the unit's firing, or with its reset
+        histogram.scatter_add_(1, silence[:, None], over[:, None].to(histogram.dtype))
+        silence.add_(1).masked_fill_(over, 0)
+        self.state["step"] += 1
+        if self.state["step"] % self.update_every == 0:
+            limit.copy_(silence_limits(histogram, limit, self.threshold, self.longest))
+            histogram.zero_()
+        torch.ge(silence, limit, out=due)
+        self._counts.send(due)
+
+    def _reset(self, learner: Learner, counts: list[int]) -> None:
+        parts = self.state["due"].split([group.size for group in learner.units.groups])
+        # The last layer first: where two neighbouring units are reset, the zeros between them are written last.
+        for group, chosen, count in reversed(list(zip(learner.units.groups, parts, counts, strict=True))):
+            if count:
+                reset_units_(
+                    learner.model,
+                    group,
+                    chosen,
+                    template=learner.template,
+                    generator=learner.generator,
+                    optimizer=learner.optimizer,
+                )
+
+
+class LateCounts:
+    """How many units of each group are due: counted on the device in one step, read in the next, when they have arrived."""
+
+    def __init__(self, sizes: list[int], device: torch.device) -> None:
+        self._last = torch.tensor(sizes, device=device).cumsum(0) - 1  # of each group, in the vector of all units
+        self._host = torch.zeros(len(sizes), dtype=torch.long, pin_memory=device.type == "cuda")
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
+        self._sent = False
+
+    def send(self, due: Tensor) -> None:
+        """Count, and let the counts travel."""
+        self._host.copy_(due.cumsum(0)[self._last], non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+        self._sent = True
+
+    def read(self, due: Tensor) -> list[int]:
+        """The counts of what was sent in the last step, which after a resume is yet to be done."""
+        if not self._sent:
+            self.send(due)
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return torch.diff(self._host, prepend=torch.zeros(1, dtype=torch.long)).tolist()

@@ -1,0 +1,191 @@
+"""Soft Weight Rescaling: after every step, draw each layer's norm a little towards its first value.
+
+    c_l = (λ n_l + (1 - λ) ‖W_l‖) / ‖W_l‖,    n_l = ‖W_l‖ at the start
+    W_l <- c_l W_l,    b_l <- C_l b_l,    C_l = c_l · C of the layer before;  at a norm layer C_l = c_l
+
+A norm layer counts as a layer, with its gain as W and its shift as b. Because biases follow, and with them BatchNorm's
+running statistics (mean by C, variance by C², of what enters it), outputs stay proportional to what they were, in training
+and in evaluation: the function is kept, and only its scale shrinks (theorem 1).
+
+Recovering Plasticity of Neural Networks via Soft Weight Rescaling, under review (authors not named), sections 3.2-3.4 and
+algorithm 1.
+
+It holds for chains: MLP, CNN, VGG, with or without norms, and activations with f(cx) = c f(x). In a residual network the
+branch is scaled and the skip is not, so no factor fits their sum; C starts anew behind it, and outputs change a little, by
+the order of λ. `replastic.chain` finds what feeds what; a layer that it cannot see starts anew, too.
+
+Departures from the paper, each for a reason:
+    - Algorithm 1 as printed lets C grow through the last norm layer (l >= k), which scales its shift by the factor of the
+      layer before, whose scale the norm has just removed. C starts anew at every norm layer here; then outputs are
+      proportional, as the text says.
+    - Running statistics follow; the paper does not say what becomes of them. Without, evaluation breaks.
+    - A layer whose norm is zero is left alone, and so are embeddings, recurrent layers and the packed projection of
+      nn.MultiheadAttention, of which the paper does not speak.
+    - "SWR + re-init" needs to know when the learning rate has decayed: reinit=True takes the norms anew whenever it has
+      fallen to half of what it was, or less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..chain import NORMS, Link, links
+from ..learner import Learner
+from ..linalg import many
+from ..method import Method
+from ..states import memory, plain
+from ..units import Example, original
+from .kept import Kept
+from .reset import head_layers
+
+_DECAYED = 0.5  # of the learning rate, that counts as a decay
+
+
+def rescaling_factors(norms: Tensor, first: Tensor, rate: float | Tensor) -> Tensor:
+    """c = (rate·first + (1 - rate)·norm)/norm for each layer; 1 where the norm is zero.
+
+    >>> rescaling_factors(torch.tensor([4.0, 0.0]), torch.tensor([2.0, 1.0]), 0.5)
+    tensor([0.7500, 1.0000])
+    """
+    return torch.where(norms > 0, (rate * first + (1 - rate) * norms) / norms, torch.ones_like(norms))
+
+
+class LayerChain:
+    """The layers of a model that are rescaled, and whose factors add up in whose bias."""
+
+    def __init__(self, model: nn.Module, example: Example | None = None) -> None:
+        model = original(model)
+        found = {link.name: link for link in links(model, example)}
+        by_memory: dict[
+            tuple[object, ...], str
+        ] = {}  # tied weights are one tensor, scaled once, by its first layer's factor
+        for name, link in found.items():
+            if (weight := _trainable(link, "weight")) is not None:
+                by_memory.setdefault(memory(weight), name)
+        held = {name: found[name] for name in by_memory.values()}
+        if not held:
+            raise ValueError("this model has no trainable linear, convolutional or norm layer to rescale")
+        self.names = [plain(name) for name in held]
+        self.weights = [cast(Tensor, link.layer.weight) for link in held.values()]
+        device = self.weights[0].device
+        place = {name: index for index, name in enumerate(held)}
+        reach = {name: _reach(found, name) for name in found}
+
+        def rows(paths: Sequence[list[str]]) -> Tensor:
+            table = torch.zeros(len(paths), len(held), dtype=torch.bool)
+            for row, path in enumerate(paths):
+                table[row, [place[name] for name in path if name in place]] = True
+            return table.to(device)
+
+        biased = [link for link in found.values() if _trainable(link, "bias") is not None]
+        self.biases = [cast(Tensor, link.layer.bias) for link in biased]
+        self._of_bias = rows([reach[link.name] for link in biased])
+        tracking = [link for link in found.values() if getattr(link.layer, "running_mean", None) is not None]
+        self.means = [cast(Tensor, link.layer.running_mean) for link in tracking]
+        self.variances = [cast(Tensor, link.layer.running_var) for link in tracking]
+        self._of_input = rows([reach[link.upstream] if link.upstream else [] for link in tracking])
+
+    @torch.no_grad()
+    def rescale_(self, factors: Tensor) -> None:
+        """Scale each layer's weight by its factor, and biases and running statistics so that outputs stay proportional."""
+        many.mul_(self.weights, list(factors.unbind()))
+        if self.biases:
+            many.mul_(self.biases, list(_products(self._of_bias, factors).unbind()))
+        if self.means:
+            entering = _products(self._of_input, factors)
+            many.mul_(self.means, list(entering.unbind()))
+            many.mul_(self.variances, list(entering.square().unbind()))
+
+    def norms(self) -> Tensor:
+        return many.norms([weight.detach() for weight in self.weights]).float()
+
+
+def _products(table: Tensor, factors: Tensor) -> Tensor:
+    return torch.where(table, factors, torch.ones_like(factors)).prod(dim=1)
+
+
+def _trainable(link: Link, attribute: str) -> nn.Parameter | None:
+    parameter = link.layer._parameters.get(attribute)
+    return parameter if parameter is not None and parameter.requires_grad else None
+
+
+def _reach(found: dict[str, Link], name: str) -> list[str]:
+    """The layer, and those before it whose scale still shows in its output: up to and including the last norm."""
+    path = [name]
+    while not isinstance(found[path[-1]].layer, NORMS) and (before := found[path[-1]].upstream) and before not in path:
+        path.append(before)
+    return path
+
+
+@torch.no_grad()
+def rescale_(model: nn.Module, factors: Sequence[float], example: Example | None = None) -> None:
+    """Theorem 1: scale each layer by its factor, in the order of the graph; outputs scale by those from the last norm on.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> x = torch.randn(5, 3); before = model(x)
+    >>> rescale_(model, [0.5, 0.6]); torch.allclose(model(x), 0.3 * before)
+    True
+    """
+    chain = LayerChain(model, example)
+    if len(factors) != len(chain.weights) or not all(factor > 0 for factor in factors):
+        raise ValueError(f"factors={factors!r}: give one positive number for each of {', '.join(chain.names)}")
+    chain.rescale_(torch.tensor(factors, device=chain.weights[0].device))
+
+
+@dataclass
+class SWR(Method):
+    """Soft Weight Rescaling after every step."""
+
+    rate: float = 1e-3  # λ; with classifier_rate, λ_f: of the feature extractor
+    classifier_rate: float | None = None  # λ_c, of all linear layers (the last, in an MLP); None: the same as rate
+    reinit: bool = False  # "SWR + re-init": take the norms anew when the learning rate decays (a captured graph cannot)
+    capturable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._layers = Kept(self._find)
+        self.require("rate", 0 <= self.rate <= 1, "between 0 and 1")
+        self.require("classifier_rate", self.classifier_rate is None or 0 <= self.classifier_rate <= 1, "between 0 and 1")
+
+    def start(self, learner: Learner) -> None:
+        chain, _ = self._layers.of(learner)
+        halves = [n for n, w in zip(chain.names, chain.weights, strict=True) if w.dtype in (torch.float16, torch.bfloat16)]
+        if halves:
+            raise ValueError(
+                f"{halves[0]} is in half precision, which cannot tell SWR's factors from one: keep the weights in "
+                "float32, and use torch.autocast for speed"
+            )
+        self.state["learning_rate"] = _learning_rate(learner)
+
+    def _find(self, learner: Learner) -> tuple[LayerChain, Tensor]:
+        """The layers and their rates; first norms are taken of those that have none yet."""
+        chain = LayerChain(learner.model, learner.example)
+        first = many.norms([learner.first(f"{name}.weight" if name else "weight") for name in chain.names]).float()
+        known = dict(zip(self.state.get("names", []), self.state.get("norms", []), strict=True))
+        norms = [known.get(name, norm) for name, norm in zip(chain.names, first, strict=True)]
+        self.state["names"], self.state["norms"] = chain.names, torch.stack(norms)
+        rates = torch.full((len(norms),), self.rate)
+        if self.classifier_rate is not None:
+            head = {name.removesuffix(".weight") for name in head_layers(original(learner.model))}
+            rates[[index for index, name in enumerate(chain.names) if name in head]] = self.classifier_rate
+        return chain, rates.to(learner.device)
+
+    def after_step(self, learner: Learner) -> None:
+        chain, rates = self._layers.of(learner)
+        norms = chain.norms()
+        if self.reinit:
+            now, before = _learning_rate(learner), self.state["learning_rate"]
+            if now <= _DECAYED * before:
+                self.state["norms"].copy_(norms)
+            if now <= _DECAYED * before or now > before:  # a decay, or a warm-up
+                self.state["learning_rate"] = now
+        chain.rescale_(rescaling_factors(norms, self.state["norms"], rates))
+
+
+def _learning_rate(learner: Learner) -> float:
+    return float(learner.optimizer.param_groups[0]["lr"])

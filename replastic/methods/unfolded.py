@@ -1,0 +1,75 @@
+"""Weights as the matrices that regularisers mean: a convolution is out x (in·kh·kw), the map from a patch to its outputs.
+
+FIRE's matrices, one for each tap of a kernel, are `WeightMatrix.stack()`; they are other matrices of the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..inventory import WeightMatrix
+from ..linalg.batches import Stack
+from ..units import original
+from ..weights import Where, select
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """How to see one of several parameters, or a tensor of its shape, as matrices (..., out, in)."""
+
+    parameter: int  # which
+    name: str
+    view: Callable[[Tensor], Tensor]
+    out_axes: int = 1
+    in_axes: int = 1
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """(..., out, in), in float32 or better; a view if it can be."""
+        view = self.view(tensor)
+        plain = view.ndim == 2 == self.out_axes + self.in_axes
+        matrices = view if plain else Stack(view, self.out_axes, self.in_axes).read()
+        return matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
+
+    def gather(self, found: list[Tensor | None], parameters: Sequence[Tensor], matrices: Tensor) -> None:
+        """Put a gradient of the matrices where it belongs in `found`, the gradients of the parameters."""
+        parameter = parameters[self.parameter]
+        if self.view(parameter) is parameter:  # all of it, in its own order
+            found[self.parameter] = matrices.to(parameter.dtype).reshape(parameter.shape)
+            return
+        held = found[self.parameter]
+        if held is None:  # zero where parts of a fused weight were not selected
+            held = found[self.parameter] = torch.zeros_like(parameter)
+        Stack(self.view(held), self.out_axes, self.in_axes).write_(matrices)
+
+
+def unfold(model: nn.Module, where: Where) -> tuple[list[nn.Parameter], list[Unfolded]]:
+    """The selected parameters, each once, and how to see them as matrices. The parts of a fused projection are matrices of
+    their own, and so are the groups of a convolution and the gates of a recurrent layer."""
+    model = original(model)
+    parameters: dict[int, nn.Parameter] = {}
+    unfolded: list[Unfolded] = []
+    for weight in select(model, where).chosen:
+        parameters.setdefault(id(weight.parameter), weight.parameter)
+        at = list(parameters).index(id(weight.parameter))
+        layer = original(model.get_submodule(weight.name.partition(":")[0].rpartition(".")[0]))
+        unfolded.append(_convolution(at, weight, layer) if isinstance(layer, _ConvNd) else _as_stored(at, weight))
+    return list(parameters.values()), unfolded
+
+
+def _as_stored(at: int, weight: WeightMatrix) -> Unfolded:
+    return Unfolded(at, weight.name, weight.layout.view, weight.layout.out_axes, weight.layout.in_axes)
+
+
+def _convolution(at: int, weight: WeightMatrix, layer: _ConvNd) -> Unfolded:
+    def view(tensor: Tensor) -> Tensor:
+        """(groups, out, in, *kernel), groups only if there are several"""
+        grouped = tensor.unflatten(0, (layer.groups, -1)) if layer.groups > 1 else tensor
+        lead = int(layer.groups > 1)
+        return grouped.transpose(lead, lead + 1) if layer.transposed else grouped
+
+    return Unfolded(at, weight.name, view, in_axes=1 + len(layer.kernel_size))

@@ -1,0 +1,109 @@
+"""A model's tensors by name: its own, its first ones, and those of a model drawn anew."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .units import original
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer that a checkpoint holds, itself and not a copy, under the uncompiled model's names."""
+    state = original(model).state_dict(keep_vars=True)
+    return {plain(name): value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def reinitialised(model: nn.Module) -> nn.Module:
+    """A copy of `model` with every parameter drawn anew by the layer that holds it; raises if one is not."""
+    fresh = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in filter(Tensor.is_floating_point, fresh.parameters()):
+            parameter.fill_(torch.nan)  # what is still NaN in the end was not initialised by anything
+        fresh.apply(_reset_parameters)  # children first, as when it was built: attention sets biases of layers inside it
+        if callable(getattr(fresh, "_init_weights", None)):  # Hugging Face's models know their own law
+            fresh.apply(fresh._init_weights)  # pyright: ignore
+        left = [name for name, parameter in fresh.named_parameters() if parameter.isnan().any()]
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        raise ValueError(
+            f"nothing re-initialises {', '.join(left[:3])}{more}: no layer's reset_parameters() does. Pass a function that "
+            "makes the model, as in Learner(model, optimizer, build=lambda: MyModel())"
+        )
+    return fresh
+
+
+def _reset_parameters(module: nn.Module) -> None:
+    for name in ("reset_parameters", "_reset_parameters"):
+        if callable(getattr(module, name, None)):
+            getattr(module, name)()
+            break
+
+
+def first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """A copy of `initial`'s weights, on the devices and in the dtypes of the model's; None: of those that it has now."""
+    mine = named_tensors(model)
+    if initial is None:
+        return {name: tensor.detach().clone() for name, tensor in mine.items()}
+    given = {plain(name): tensor for name, tensor in initial.items()}
+    missing = [name for name, tensor in mine.items() if name not in given or given[name].shape != tensor.shape]
+    if missing:
+        raise ValueError(
+            f"initial has no {missing[0]!r} of the model's shape: pass the state_dict() of this model as it was at first"
+        )
+    check_not_shared(mine, given, "initial")
+    return {name: given[name].detach().to(tensor, copy=True) for name, tensor in mine.items()}
+
+
+def check_not_shared(mine: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
+    """Raise if weights that are to be gone back to are the model's own, which have changed with it."""
+    shared = [name for name, tensor in mine.items() if tensor.numel() and tensor.data_ptr() == given[name].data_ptr()]
+    if shared:
+        raise ValueError(
+            f"{what} holds the model's own {shared[0]!r}, which changes as the model trains: "
+            "keep a copy from before, as in first = copy.deepcopy(model.state_dict())"
+        )
+
+
+def check_same_build(model: nn.Module, drawn: nn.Module) -> None:
+    """Raise unless the two have tensors of the same names and shapes, and none in common."""
+    ours = {memory(parameter) for parameter in model.parameters()}
+    if any(memory(parameter) in ours for parameter in drawn.parameters()):
+        raise ValueError(
+            "build() returned the model that is being trained: it is to make a new one, as in lambda: MyModel()"
+        )
+    mine = {name: tensor.shape for name, tensor in named_tensors(model).items()}
+    theirs = {name: tensor.shape for name, tensor in named_tensors(drawn).items()}
+    if mine != theirs:
+        name = next(name for name in [*mine, *theirs] if mine.get(name) != theirs.get(name))
+        raise ValueError(
+            f"build() makes another model: {name!r} is {tuple(theirs[name]) if name in theirs else 'missing'} there and "
+            f"{tuple(mine[name]) if name in mine else 'missing'} here. Pass the function that made this model"
+        )
+
+
+def plain(name: str) -> str:
+    """A tensor's name in the model that torch.compile was given, whole or in parts."""
+    return name.replace("_orig_mod.", "")
+
+
+def memory(parameter: Tensor) -> tuple[object, ...]:
+    """Equal for parameters that are the same memory, be they one object or two."""
+    return parameter.data_ptr(), parameter.shape, parameter.device
+
+
+def moved(saved: Any, like: Any, device: torch.device) -> Any:
+    """A copy of a method's state or of weights, each tensor on the device of its counterpart in `like`, else on `device`."""
+    if isinstance(saved, Tensor):
+        return saved.detach().to(like.device if isinstance(like, Tensor) else device, copy=True)
+    if isinstance(saved, Mapping):
+        others = like if isinstance(like, Mapping) else {}
+        return {key: moved(value, others.get(key), device) for key, value in saved.items()}
+    if isinstance(saved, list | tuple):
+        others = like if isinstance(like, list | tuple) and len(like) == len(saved) else [None] * len(saved)
+        return type(saved)(moved(value, other, device) for value, other in zip(saved, others, strict=True))
+    return saved

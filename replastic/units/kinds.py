@@ -1,0 +1,90 @@
+"""What kind of layer a module is, and where its weights have the rows and columns of its channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.modules import conv
+from torch.nn.utils import parametrize
+
+# Of torch.nn, what is made of layers whose wiring matters, and so is looked into.
+_COMPOSITE = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.DataParallel,
+    nn.parallel.DistributedDataParallel,
+)
+
+
+def original(model: nn.Module) -> nn.Module:
+    """The module itself, where torch.compile has wrapped it."""
+    inner = getattr(model, "_orig_mod", None)
+    return original(inner) if isinstance(inner, nn.Module) else model
+
+
+def has_rows_and_columns(module: nn.Module) -> bool:
+    """Whether a layer makes each output channel by a row of weights, and reads each input channel by a column."""
+    if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        return True
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")  # Hugging Face's: stored (in, out)
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module counts as one layer, whatever its code does."""
+    if isinstance(module, _COMPOSITE) or type(module) is nn.Module:
+        return False
+    if type(module).__module__.startswith("torch.nn.") or parametrize.is_parametrized(module):
+        return True
+    # The last two: somebody's own subclass.
+    return has_rows_and_columns(module) or isinstance(module, nn.LayerNorm | nn.modules.batchnorm._NormBase)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Where the rows and the columns of a layer's weight are: views with that many channel axes in front."""
+
+    makes: int
+    reads: int
+    rows: Callable[[Tensor], Tensor]
+    columns: Callable[[Tensor], Tensor]
+    row_axes: int = 1
+    column_axes: int = 1
+    positions: int | None = None  # how many axes of positions follow the channels; None: channels are last
+
+
+def affine(layer: nn.Module) -> Affine:
+    """The table of a layer that `has_rows_and_columns`."""
+    if isinstance(layer, nn.Linear):
+        return Affine(layer.out_features, layer.in_features, whole, _swapped)
+    if not isinstance(layer, conv._ConvNd):  # Conv1D
+        reads, makes = cast(Tensor, layer.weight).shape
+        return Affine(makes, reads, _swapped, whole)
+    makes, reads, groups = layer.out_channels, layer.in_channels, layer.groups
+
+    def by_group(weight: Tensor) -> Tensor:
+        """(groups, channels of a group on the axis that is stored second, the other axis, ...)"""
+        return weight.unflatten(0, (groups, -1)).transpose(1, 2)
+
+    across, axes = (_swapped, 1) if groups == 1 else (by_group, 2)
+    positions = len(layer.kernel_size)
+    if layer.transposed:  # stored (in, out/groups, ...)
+        return Affine(makes, reads, across, whole, axes, 1, positions)
+    return Affine(makes, reads, whole, across, 1, axes, positions)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The view of a tensor whose first axis is the channels."""
+    return tensor
+
+
+def _swapped(weight: Tensor) -> Tensor:
+    return weight.transpose(0, 1)

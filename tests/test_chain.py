@@ -1,0 +1,54 @@
+import torch
+from torch import nn
+
+from replastic.chain import links
+from replastic.models import CNN, ResNet
+from tests.zoo import ZOO
+
+
+def feeds(model: nn.Module, example: torch.Tensor | None = None) -> dict[str, str | None]:
+    return {link.name: link.upstream for link in links(model, example)}
+
+
+def test_a_sequence_is_a_chain() -> None:
+    assert feeds(CNN(3, 8, 4, convolutions=1, kernel=3, norm="batch")) == {"0": None, "1": "0", "5": "1", "7": "5"}
+
+
+def test_order_of_definition_does_not_matter() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.middle, self.first = nn.Linear(4, 2), nn.Linear(4, 4), nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.middle(torch.relu(self.first(x)))))
+
+    assert feeds(Backwards()) == {"first": None, "middle": "first", "last": "middle"}
+
+
+def test_what_reads_a_residual_sum_has_no_single_layer_before_it() -> None:
+    found = {link.name: link for link in links(ResNet(widths=[4, 8], blocks=[1, 1]))}
+    assert found["blocks.0.norm2"].upstream == "blocks.0.conv2"
+    assert found["blocks.1.conv1"].upstream is None
+    assert found["blocks.1.conv1"].joins
+    assert not found["blocks.0.conv1"].joins
+
+
+def test_layers_in_code_that_cannot_be_traced_are_listed_too() -> None:
+    model = ZOO["gpt"].build()
+    expected = {name for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.LayerNorm)}
+    assert set(feeds(model)) == expected
+    inputs, _ = ZOO["gpt"].batch()
+    assert feeds(model, inputs)["blocks.0.c_attn"] == "blocks.0.attention_norm"
+
+
+def test_a_layer_that_is_called_twice_has_no_single_layer_before_it() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(torch.relu(self.a(x)))
+
+    assert feeds(Twice()) == {"a": None}

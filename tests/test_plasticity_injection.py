@@ -1,0 +1,162 @@
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import replastic as rp
+from replastic.methods.muon import muon
+from replastic.methods.plasticity_injection import Injected, PlasticityInjection
+from tests.zoo import ZOO
+
+NATURE = ZOO["nature-cnn"]
+
+
+def started(method: PlasticityInjection, *, build: bool = True, optimizer=None) -> rp.Learner:
+    torch.manual_seed(0)
+    model = NATURE.build()
+    optimizer = optimizer(model) if optimizer else torch.optim.Adam(model.parameters(), lr=1e-2)
+    learner = rp.Learner(
+        model, optimizer, methods=method, build=NATURE.build if build else None, loss=nn.functional.cross_entropy
+    )
+    learner.begin()
+    learner.step(*NATURE.batch(0))
+    return learner
+
+
+@pytest.mark.parametrize("build", [True, False])
+@pytest.mark.parametrize("to", ["fresh", "initial"])
+def test_outputs_are_unchanged_bit_for_bit_at_the_moment_of_injection(to: str, build: bool) -> None:
+    learner = started(PlasticityInjection("head", to=to), build=build)
+    inputs = torch.randn(5, 4, 52, 52)
+    before = learner.model(inputs)
+    learner.begin()
+    assert isinstance(learner.model.head, Injected)
+    assert torch.equal(learner.model(inputs), before)
+
+
+def test_the_new_head_trains_and_the_old_ones_do_not() -> None:
+    learner = started(PlasticityInjection("head"))
+    learner.begin()
+    head = learner.model.head
+    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+    for seed in range(3):
+        learner.step(*NATURE.batch(seed))
+    moved = {name for name, tensor in learner.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {name for name in moved if name.startswith("head.")} == {
+        f"head.new.{name}" for name, _ in head.new.named_parameters()
+    }
+    assert "conv1.weight" in moved  # the encoder goes on learning
+
+
+def test_the_initial_head_is_the_runs_first() -> None:
+    learner = started(PlasticityInjection("head", to="initial"))
+    learner.begin()
+    assert torch.equal(learner.model.head.new[0].weight, learner.first("head.0.weight"))
+
+
+def test_each_new_parameter_joins_the_group_of_the_one_it_stands_for() -> None:
+    learner = started(PlasticityInjection("head"), optimizer=muon)
+    learner.begin()
+    adam = learner.optimizer.param_groups[-1]["params"]
+    muons = learner.optimizer.param_groups[0]["params"]
+    assert any(parameter is learner.model.head.new[0].weight for parameter in muons)
+    assert any(parameter is learner.model.head.new[0].bias for parameter in adam)
+    learner.step(*NATURE.batch(1))
+
+
+def test_old_heads_stay_as_they_are_whatever_the_optimiser_remembered() -> None:
+    learner = started(PlasticityInjection("head"))
+    learner.begin()
+    head = learner.model.head
+    fixed = [*head.old.parameters(), *head.copy.parameters()]
+    before = [parameter.clone() for parameter in fixed]
+    for seed in range(3):
+        inputs, targets = NATURE.batch(seed)
+        learner.optimizer.zero_grad(set_to_none=False)
+        nn.functional.cross_entropy(learner.model(inputs), targets).backward()
+        learner.optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, fixed, strict=True))
+    assert not any(parameter.requires_grad for parameter in fixed)
+    held = {id(parameter) for group in learner.optimizer.param_groups for parameter in group["params"]}
+    assert not any(id(parameter) in held for parameter in fixed)
+
+
+def test_several_heads_must_be_told_apart() -> None:
+    class ActorCritic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.pi, self.v = nn.Linear(3, 8), nn.Linear(8, 4), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = torch.relu(self.body(x))
+            return self.pi(hidden), self.v(hidden)
+
+    def learner(*heads: str | None) -> rp.Learner:
+        model = ActorCritic()
+        return rp.Learner(model, torch.optim.Adam(model.parameters()), methods=[PlasticityInjection(head) for head in heads])
+
+    with pytest.raises(ValueError, match="several heads, pi and v"):
+        learner(None)
+    both = learner("pi", "v")
+    inputs = torch.randn(5, 3)
+    before = both.model(inputs)
+    both.begin(), both.begin()
+    assert all(isinstance(head, Injected) for head in (both.model.pi, both.model.v))
+    assert all(torch.equal(a, b) for a, b in zip(both.model(inputs), before, strict=True))
+
+
+def test_it_can_be_done_again_or_only_once() -> None:
+    learner = started(PlasticityInjection("head", times=None))
+    inputs = torch.randn(5, 4, 52, 52)
+    for seed in range(2):
+        learner.begin()
+        learner.step(*NATURE.batch(seed))
+    before = learner.model(inputs)
+    learner.begin()
+    assert torch.equal(learner.model(inputs), before)
+    assert isinstance(learner.model.head.old.old, Injected)
+    once = started(PlasticityInjection("head"))
+    once.begin(), once.begin()
+    assert not isinstance(once.model.head.old, Injected)
+
+
+def test_resume_rebuilds_the_tree_before_it_loads() -> None:
+    learner = started(PlasticityInjection("head", times=None))
+    for seed in range(2):
+        learner.begin()
+        learner.step(*NATURE.batch(seed))
+    file = io.BytesIO()
+    torch.save(learner.state_dict(), file)
+    file.seek(0)
+    model = NATURE.build()
+    resumed = rp.Learner(
+        model,
+        torch.optim.Adam(model.parameters(), lr=1e-2),
+        methods=PlasticityInjection("head", times=None),
+        build=NATURE.build,
+        loss=nn.functional.cross_entropy,
+    )
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for seed in (5, 6):
+        learner.step(*NATURE.batch(seed)), resumed.step(*NATURE.batch(seed))
+    assert resumed.model.state_dict().keys() == learner.model.state_dict().keys()
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(resumed.model.state_dict().values(), learner.model.state_dict().values(), strict=True)
+    )
+
+
+def test_wrong_heads_are_named() -> None:
+    with pytest.raises(ValueError, match="it has conv1, conv2, conv3, head"):
+        started(PlasticityInjection("haed"))
+    model = ZOO["gpt"].build()
+    with pytest.raises(ValueError, match="shares a weight with 'wte'"):
+        rp.Learner(model, torch.optim.Adam(model.parameters()), methods=PlasticityInjection())
+
+
+def test_an_optimiser_without_the_head_is_an_error() -> None:
+    learner = started(PlasticityInjection("head"), optimizer=lambda model: torch.optim.SGD(model.conv1.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"does not hold '0\.weight' of 'head'"):
+        learner.begin()
+    assert not isinstance(learner.model.head, Injected)
