@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from .method import Method
 from .optim import Together
+from .task import Task
 
 _MOMENTS = ("at_boundary", "penalty", "after_step", "start", "evaluated")
 
@@ -50,6 +51,27 @@ def check_functions(loss: object, build: object) -> None:
         if given is not None and (not callable(given) or (name == "build" and isinstance(given, nn.Module))):
             example = "build=lambda: MyModel()" if name == "build" else "loss=torch.nn.functional.cross_entropy"
             raise TypeError(f"{name} is a {type(given).__name__}: give a function, as in {example}")
+
+
+def check_task(task: object, methods: list[Method]) -> None:
+    """Raise unless it is a task, or none where no method needs one."""
+    if task is not None and not isinstance(task, Task):
+        raise TypeError(
+            f"begin({type(task).__name__}): a task is rp.Task(name, batches=lambda generator: loader, loss=...); "
+            "begin() alone marks a boundary, too"
+        )
+    needy = [type(method).__name__ for method in methods if method.needs_task]
+    if task is None and needy:
+        raise ValueError(f"{needy[0]} needs the data of every task: say learner.begin(rp.Task(name, batches, loss))")
+
+
+def check_holds(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise unless the optimiser trains something of the model."""
+    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    if not any(id(parameter) in held for parameter in model.parameters()):
+        raise ValueError(
+            f"the optimiser holds {len(held)} parameters, none of them of this model: make it from model.parameters()"
+        )
 
 
 def several(optimizer: Optimizer) -> list[Optimizer]:

@@ -13,12 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .guards import check_acts, check_functions, flat_list, place_of, refuse_step, several, structure_of
+from .guards import (
+    check_acts,
+    check_functions,
+    check_holds,
+    check_task,
+    flat_list,
+    place_of,
+    refuse_step,
+    several,
+    structure_of,
+)
 from .method import Method
 from .optim import Together, as_one, check_clearable, clear_state_
 from .states import check_same_build, first_weights, memory, moved, named_tensors, plain, reinitialised
 from .task import Batch, Task
-from .units import Example, Tap, Units, find_units, original
+from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
 
 _TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
 
@@ -62,7 +72,7 @@ class Learner:
         self.model, self.build, self.example, self.seed = model, build, example, seed
         self._begun = False
         self.optimizer = as_one(optimizer)
-        self._check_holds()
+        check_holds(model, self.optimizer)
         self.methods = flat_list(methods)
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -121,7 +131,7 @@ class Learner:
         """Say that the next steps are of `task`. This is a boundary, at which methods act, unless nothing came before it:
         no other call, and no step of the optimiser."""
         self._check_structure()
-        self._check_task(task)
+        check_task(task, self.methods)
         self._look_again_at_what_trains()
         before = self.task, self.task_number
         self.task = task
@@ -188,6 +198,17 @@ class Learner:
         if self.taps is None:
             self.taps = Tap(self.model, self.units.groups)
         return self.taps
+
+    def reset_units(self, group: UnitGroup, chosen: Tensor) -> None:
+        """Start some units anew: weights drawn by the template's law, the optimiser's memory of them cleared."""
+        reset_units_(
+            self.model,
+            group,
+            chosen,
+            template=self.template,
+            generator=self.generator,
+            optimizer=self.optimizer,
+        )
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -378,23 +399,6 @@ class Learner:
         if method.from_task <= self.task_number and not any(started is method for started in self._started):
             method.start(self)
             self._started = [m for m in self.methods if m is method or any(s is m for s in self._started)]  # in their order
-
-    def _check_task(self, task: object) -> None:
-        if task is not None and not isinstance(task, Task):
-            raise TypeError(
-                f"begin({type(task).__name__}): a task is rp.Task(name, batches=lambda generator: loader, loss=...); "
-                "begin() alone marks a boundary, too"
-            )
-        needy = [type(method).__name__ for method in self.methods if method.needs_task]
-        if task is None and needy:
-            raise ValueError(f"{needy[0]} needs the data of every task: say learner.begin(rp.Task(name, batches, loss))")
-
-    def _check_holds(self) -> None:
-        held = {id(param) for group in self.optimizer.param_groups for param in group["params"]}
-        if not any(id(parameter) in held for parameter in self.model.parameters()):
-            raise ValueError(
-                f"the optimiser holds {len(held)} parameters, none of them of this model: make it from model.parameters()"
-            )
 
     def _check_structure(self) -> None:
         for name, now, then in zip(("device", "dtype"), place_of(self.model), self._place, strict=True):

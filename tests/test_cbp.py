@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 import replastic as rp
-from replastic.methods.cbp import CBP, contribution, least_useful, outgoing_magnitude
+from replastic.methods.cbp import CBP, contributions, least_useful, outgoing_magnitude
 from replastic.models import MLP
 from replastic.units import Tap, find_units
-from tests.zoo import ZOO
+from tests.zoo import ZOO, ActorCritic
 
 
 def learner_of(model: nn.Module, method: CBP, lr: float = 0.0) -> rp.Learner:
@@ -24,21 +24,12 @@ def test_contribution_is_mean_activation_times_outgoing_weights() -> None:
         inputs
     )  # conv, norm, relu, pool; its 3 x 3 positions are columns of the linear layer
     expected = channels.abs().mean((0, 2, 3)) * model[5].weight.abs().sum(0).view(6, -1).sum(1)
-    assert torch.allclose(contribution(model, group, tap.mean_abs(group.name)), expected, rtol=1e-5)
+    assert torch.allclose(contributions(model, [group], tap), expected, rtol=1e-5)
 
 
 def test_outgoing_weights_of_all_readers_count() -> None:
-    class TwoHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk, self.actor, self.critic = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden = torch.relu(self.trunk(x))
-            return self.actor(hidden), self.critic(hidden)
-
-    model = TwoHeads()
-    expected = model.actor.weight.abs().sum(0) + model.critic.weight.abs().sum(0)
+    model = ActorCritic()
+    expected = model.pi.weight.abs().sum(0) + model.v.weight.abs().sum(0)
     assert torch.allclose(outgoing_magnitude(model, find_units(model).groups[0]), expected)
 
 

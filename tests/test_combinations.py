@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import replastic as rp
 from replastic.methods.grids import GRIDS, points
 from tests.test_methods_conform import CASES, STEPS, Run
-from tests.zoo import ZOO
+from tests.zoo import ZOO, ActorCritic
 
 CE = nn.functional.cross_entropy
 
@@ -175,16 +175,7 @@ def test_grouped_queries_are_no_obstacle() -> None:
 
 
 def test_all_heads_of_an_mlp_are_its_head() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.pi, self.v = nn.Linear(3, 8), nn.Linear(8, 4), nn.Linear(8, 1)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden = torch.relu(self.body(x))
-            return self.pi(hidden), self.v(hidden)
-
-    model = Two()
+    model = ActorCritic()
     before = copy.deepcopy(model.state_dict())
     given = rp.Learner(model, torch.optim.SGD(model.parameters()), methods=rp.LayerReset())
     given.begin(), given.begin()

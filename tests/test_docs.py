@@ -1,18 +1,26 @@
 """Numbers and names in README and docs are those of the records and the code."""
 
+import dataclasses
 import importlib.util
+import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import replastic as rp
+from replastic.methods import METHODS
+from replastic.methods.grids import BEST, GRIDS
 from replastic.weights import PRESETS
 
 ROOT = Path(__file__).parent.parent
 
 
-def load(path: str):
+def load(path: str, monkeypatch: pytest.MonkeyPatch | None = None):
+    if monkeypatch is not None:
+        monkeypatch.syspath_prepend(str((ROOT / path).parent))  # scripts import their neighbours
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
@@ -32,6 +40,82 @@ def test_speed_tables_are_those_of_the_records(page: str) -> None:
     assert "**" in text or "x |" in text  # the markers are not empty
 
 
+def test_the_table_of_costs_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    assert load("benchmarks/methods.py", monkeypatch).rendered(text) == text
+    assert "| SWR |" in text
+
+
+def test_the_page_of_methods_is_that_of_the_docstrings() -> None:
+    page = load("docs/methods.py").rendered()
+    assert (ROOT / "docs/methods.md").read_text() == page, "run python docs/methods.py"
+    assert all(f"| `{name}` |" in page for name in METHODS)
+
+
+def test_the_code_on_the_page_of_methods_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/methods.md").read_text(), re.DOTALL)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    task = rp.Task("a", lambda generator: [(torch.randn(3, 4), torch.tensor([0, 1, 1]))], torch.nn.functional.cross_entropy)
+    names = {"rp": rp, "torch": torch, "model": model, "optimizer": torch.optim.Adam(model.parameters())}
+    names |= {"first_task": task, "second_task": task, "generator": torch.Generator()}
+    exec(block, names)
+    assert names["learner"].task_number == 1
+
+
+def test_the_code_on_the_page_of_the_learner_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/learner.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 6
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["learner"].task_number > 0
+
+
+def test_every_methods_file_says_what_it_departs_from() -> None:
+    for name, made in METHODS.items():
+        text = sys.modules[made.__module__].__doc__ or ""
+        assert "\n    - " in text.partition("\nDepartures")[2], name
+
+
+def test_the_grids_name_methods_and_fields_that_exist() -> None:
+    for experiment, by_method in [*GRIDS.items(), *((f"{e}, {d}", m) for e, ds in BEST.items() for d, m in ds.items())]:
+        for name, settings in by_method.items():
+            for part in name.split("+"):
+                assert part == "none" or part in METHODS, f"{experiment}: {part}"
+            made = [METHODS[part] for part in name.split("+") if part in METHODS]
+            fields = {field for method in made for field in _fields(method)} | {"learning_rate"}
+            assert set(settings) <= fields, f"{experiment}: {name} has no {set(settings) - fields}"
+
+
+def _fields(made) -> set[str]:
+    if dataclasses.is_dataclass(made):
+        return {field.name for field in dataclasses.fields(made) if field.init}
+    return set(inspect.signature(made).parameters)
+
+
+def test_writing_a_method_runs_and_the_method_does_what_it_says() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/writing-a-method.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert sum(bool(line.strip()) for line in blocks[0].partition("@dataclass")[2].splitlines()) <= 20
+    learner, model = names["learner"], names["model"]
+    learner.begin()
+    for name, parameter in model.named_parameters():
+        back = (parameter == learner.first(name)).float().mean()
+        assert back >= 0.2 - 1 / parameter.numel()
+        assert back < 0.5
+
+
+def test_the_example_of_methods_has_them_all_and_its_output_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = load("examples/methods.py", monkeypatch).ARMS
+    printed = (ROOT / "examples/methods.txt").read_text()
+    # The stream is one of an MLP without norms or convolutions.
+    assert set(arms) - {"train on"} == set(METHODS) - {"normalize_and_project", "shrink_encoder"}
+    assert all(re.search(rf"^{re.escape(name)} ", printed, re.MULTILINE) for name in arms)
+
+
 def test_the_readmes_demo_is_what_the_demo_printed() -> None:
     printed = (ROOT / "examples/digits.txt").read_text()
     shown = re.search(r"```\n(accuracy in task.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -39,14 +123,15 @@ def test_the_readmes_demo_is_what_the_demo_printed() -> None:
     assert shown[1] in printed
 
 
-def test_the_readmes_code_runs() -> None:
+def test_the_readmes_code_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     model = torch.nn.Sequential()
     model.add_module("encoder", torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 8)))
     model.add_module("attention", torch.nn.MultiheadAttention(8, 2))
     model.add_module("head", torch.nn.Linear(8, 4))
-    names = {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "matrix": torch.randn(5, 3)}
+    names = {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "matrix": torch.randn(5, 3), "torch": torch}
+    names |= {"path": tmp_path / "run.pt"}
     for block in blocks:
         exec(block, names)
     assert torch.allclose(names["q"].T @ names["q"], torch.eye(3), atol=1e-6)
@@ -71,5 +156,6 @@ def test_the_table_of_deviations_is_the_examples() -> None:
 
 def test_every_page_that_is_linked_exists() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             assert (page.parent / target).exists(), f"{page.name} links {target}"

@@ -7,7 +7,7 @@ from torch import nn
 import replastic as rp
 from replastic.methods.muon import muon
 from replastic.methods.plasticity_injection import Injected, PlasticityInjection
-from tests.zoo import ZOO
+from tests.zoo import ZOO, ActorCritic
 
 NATURE = ZOO["nature-cnn"]
 
@@ -83,15 +83,6 @@ def test_old_heads_stay_as_they_are_whatever_the_optimiser_remembered() -> None:
 
 
 def test_several_heads_must_be_told_apart() -> None:
-    class ActorCritic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.pi, self.v = nn.Linear(3, 8), nn.Linear(8, 4), nn.Linear(8, 1)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden = torch.relu(self.body(x))
-            return self.pi(hidden), self.v(hidden)
-
     def learner(*heads: str | None) -> rp.Learner:
         model = ActorCritic()
         return rp.Learner(model, torch.optim.Adam(model.parameters()), methods=[PlasticityInjection(head) for head in heads])

@@ -110,6 +110,18 @@ class SimBa(nn.Module):
         return self.head(self.norm(x))
 
 
+class ActorCritic(nn.Module):
+    """Two heads on one trunk; not in the zoo, because it has two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pi, self.v = nn.Linear(3, 8), nn.Linear(8, 4), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.body(x))
+        return self.pi(hidden), self.v(hidden)
+
+
 def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..learner import Learner
 from ..linalg.polar_factor import work_dtype
 from ..method import Method
-from ..units import UnitGroup, original, reset_units_
+from ..units import Tap, UnitGroup, original
 
 
 def outgoing_magnitude(model: nn.Module, group: UnitGroup) -> Tensor:
@@ -46,9 +46,10 @@ def outgoing_magnitude(model: nn.Module, group: UnitGroup) -> Tensor:
     return total
 
 
-def contribution(model: nn.Module, group: UnitGroup, mean_abs: Tensor) -> Tensor:
-    """(units,): mean|h| · Σ|w_out|, what each unit contributes to the layers that read it."""
-    return mean_abs.float() * outgoing_magnitude(original(model), group)
+def contributions(model: nn.Module, groups: Sequence[UnitGroup], tap: Tap) -> Tensor:
+    """(units of all groups,): mean|h| · Σ|w_out|, what each unit contributes to the layers that read it."""
+    activity = torch.cat([tap.mean_abs(group.name) for group in groups]).float()
+    return activity * torch.cat([outgoing_magnitude(original(model), group) for group in groups])
 
 
 @dataclass
@@ -82,8 +83,7 @@ class CBP(Method):
     def after_step(self, learner: Learner) -> None:
         tap, groups = learner.tap(), same_units(self, learner)
         utility, age = self.state["utility"], self.state["age"]
-        now = [contribution(learner.model, group, tap.mean_abs(group.name)) for group in groups]
-        utility.lerp_(torch.cat(now), 1 - self.decay)
+        utility.lerp_(contributions(learner.model, groups, tap), 1 - self.decay)
         age += 1
         self.state["step"] += 1
         due = [self._due(number) for number in range(len(groups))]
@@ -94,14 +94,7 @@ class CBP(Method):
             if due[number]:
                 of_group = slice(start, start + group.size)
                 chosen = least_useful(utility[of_group], age[of_group], due[number], self.maturity, self.decay)
-                reset_units_(
-                    learner.model,
-                    group,
-                    chosen,
-                    template=learner.template,
-                    generator=learner.generator,
-                    optimizer=learner.optimizer,
-                )
+                learner.reset_units(group, chosen)
                 utility[of_group].index_fill_(0, chosen, 0)
                 age[of_group].index_fill_(0, chosen, 0)
 

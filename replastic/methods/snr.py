@@ -28,7 +28,6 @@ from torch import Tensor
 
 from ..learner import Learner
 from ..method import Method
-from ..units import reset_units_
 from .cbp import same_units
 
 
@@ -85,7 +84,7 @@ class SNR(Method):
         histogram, due = self.state["histogram"], self.state["due"]
         assert self._counts is not None
         self._reset(learner, self._counts.read(due))
-        fired = torch.cat([tap.fired(group.name) for group in groups])
+        fired = torch.cat([tap.largest(group.name) for group in groups]) > 0
         over = fired | due  # a silence ends with the unit's firing, or with its reset
         histogram.scatter_add_(1, silence[:, None], over[:, None].to(histogram.dtype))
         silence.add_(1).masked_fill_(over, 0)
@@ -101,14 +100,7 @@ class SNR(Method):
         # The last layer first: where two neighbouring units are reset, the zeros between them are written last.
         for group, chosen, count in reversed(list(zip(learner.units.groups, parts, counts, strict=True))):
             if count:
-                reset_units_(
-                    learner.model,
-                    group,
-                    chosen,
-                    template=learner.template,
-                    generator=learner.generator,
-                    optimizer=learner.optimizer,
-                )
+                learner.reset_units(group, chosen)
 
 
 class LateCounts:

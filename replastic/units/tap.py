@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -91,10 +91,15 @@ class Tap:
         samples = group.columns.shape[1] * inputs.numel() / len(total)
         return group.total(total) / max(samples, 1)
 
+    def largest(self, name: str) -> Tensor:
+        """(units,): the largest h of all samples, positions and columns."""
+        inputs, axes = self._to_reduce(name)
+        columns = self.groups[name].by_unit(inputs.amax(axes))
+        return columns.squeeze(1) if columns.shape[1] == 1 else columns.amax(1)
+
     def fired(self, name: str) -> Tensor:
         """(units,): whether h > 0 for any sample, position or column."""
-        inputs, axes = self._to_reduce(name)
-        return self.groups[name].by_unit(inputs.amax(axes)).amax(1) > 0
+        return self.largest(name) > 0
 
     def _to_reduce(self, name: str) -> tuple[Tensor, list[int]]:
         inputs, channel = self.read(name), self._channels[name]
@@ -104,19 +109,17 @@ class Tap:
         """Forget the last pass, so that reading again before the next one raises."""
         self.inputs.clear()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Passes made here are not kept."""
-        before, self.on = self.on, False
-        try:
-            yield
-        finally:
-            self.on = before
+        return self._switched(False)
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Passes made here are kept, even if the tap is off."""
+        return self._switched(True)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Passes made here are kept, even if the tap is off."""
-        before, self.on = self.on, True
+    def _switched(self, on: bool) -> Iterator[None]:
+        before, self.on = self.on, on
         try:
             yield
         finally:

@@ -1,0 +1,178 @@
+"""Write docs/methods.md: what the methods' own docstrings say, and what the records say of their cost.
+
+python docs/methods.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from replastic.method import Method
+from replastic.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/methods.md"
+MOMENTS = {"at_boundary": "boundary", "penalty": "loss", "after_step": "step"}
+# The row of benchmarks/methods.py that has a method's cost.
+COSTS = {
+    "fire": "FIRE, published",
+    "full_reset": "full reset",
+    "layer_reset": "layer reset",
+    "shrink_and_perturb": "Shrink & Perturb",
+    "dash": "DASH, for 10 batches",
+    "plasticity_injection": "Plasticity Injection",
+    "perturb_each_step": "noise each step",
+    "swr": "SWR",
+    "cbp": "CBP",
+    "redo": "ReDo, every 100 steps",
+    "snr": "SNR",
+    "hare_and_tortoise": "Hare & Tortoise",
+    "weight_clipping": "weight clipping",
+    "normalize_and_project": "Normalize-and-Project",
+    "er": "ER, every 5 steps",
+    "l2_er": "L2-ER, every 5 steps",
+    "l2": "L2",
+    "l2_init": "L2 Init",
+    "parseval": "Parseval",
+    "spectral": "spectral",
+    "wasserstein": "Wasserstein",
+    "muon": "Muon",
+}
+# Where a file has several forms, or its equation says more than one line can.
+UPDATES = {
+    "layer_reset": "θ <- a fresh draw, in some layers",
+    "shrink_and_perturb": "θ <- (1 - λ) θ + λ θ₀",
+    "shrink_and_add_noise": "θ <- s θ + N(0, σ²)",
+    "perturb_each_step": "θ <- s θ + N(0, σ²)",
+    "shrink_encoder": "θ <- (1 - λ) θ + λ θ₀ in the encoder, θ <- θ₀ in the rest",
+    "swr": "W_l <- c_l W_l; b_l <- C_l b_l; c_l = (λ n_l + (1 - λ) ‖W_l‖) / ‖W_l‖",
+    "cbp": "replace the mature units of least u; u <- η u + (1 - η) · mean|h| · Σ|w_out|",
+    "redo": "reset unit i if mean|h_i| <= τ · mean over units",
+    "snr": "reset unit i if silent for the (1 - τ)-quantile of its silences",
+    "l2_er": "er and l2",
+    "muon": "W <- W - η sqrt(max(1, out/in)) · NS5(M)",
+}
+INTRODUCTION = """# Methods
+
+<!-- Made by `python docs/methods.py` from the docstrings and from benchmarks/results. Do not edit. -->
+
+They are dataclasses (`shrink_encoder` and `l2_er` are functions that return lists of them), given to a `Learner`; a list is
+a combination. `rp.METHODS` has them by name, and [learner](learner.md) says how the loop around them looks.
+
+```python
+learner = rp.Learner(model, optimizer, methods=[rp.CBP(), rp.L2(1e-4)], loss=torch.nn.functional.cross_entropy)
+learner.begin(first_task)
+for inputs, targets in first_task.batches(generator):
+    learner.step(inputs, targets)
+learner.begin(second_task)  # a boundary: resets, FIRE, Shrink & Perturb act here
+```
+
+A method acts at a **boundary** between tasks, after every **step**, or in the **loss**; `from_task=1` has it start with the
+second task (at boundaries, `from_task=2` skips the first). Cost is what it adds to a training step of ResNet-18 (batches of
+256, H200), or the time of one boundary; with which settings, and how it was measured, stands in
+[performance](performance.md). Within a percent of zero, it is noise.
+
+Muon is three things: `rp.Muon` the optimiser, `rp.muon(model)` the pair with AdamW, `rp.UseMuon()` the method.
+"""
+
+
+def rendered() -> str:
+    """The page."""
+    record = json.loads((ROOT / "benchmarks/results/methods-cuda.json").read_text())
+    costs = [run["networks"]["resnet18"] for run in record["runs"]]
+    rows = [
+        "| `rp.METHODS[...]` | update | acts at | cost | file | paper | departures |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, made in METHODS.items():
+        module = sys.modules[made.__module__]
+        text = inspect.getdoc(module) or ""
+        file = Path(module.__file__ or "").stem
+        cells = [
+            f"`{name}`",
+            _code(UPDATES.get(name) or _equation(text)),
+            _when(made),
+            _cost(name, costs),
+            f"[{file}.py](../replastic/methods/{file}.py)",
+            _paper(text),
+            f"[{_departures(text)}](#{file.replace('_', '-')})",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    sections = [_section(stem) for stem in dict.fromkeys(made.__module__ for made in METHODS.values())]
+    return "\n".join([INTRODUCTION, *rows, "", *sections])
+
+
+def _section(module_name: str) -> str:
+    module = sys.modules[module_name]
+    names = {name: made for name, made in METHODS.items() if made.__module__ == module_name}
+    stem = module_name.rpartition(".")[2]
+    lines = [f"## {stem.replace('_', ' ')}", ""]
+    lines += ["```text", *(_signature(name, made) for name, made in names.items()), "```", ""]
+    lines += ["```text", inspect.getdoc(module) or "", "```", ""]
+    return "\n".join(lines)
+
+
+def _signature(name: str, made: Any) -> str:
+    """As a user would write it, with every default."""
+    if not dataclasses.is_dataclass(made):
+        return f"{made.__name__}{inspect.signature(made)}".replace("'", "").partition(" -> ")[0]
+    fields = [field for field in dataclasses.fields(made) if field.init]
+    fields = [field for field in fields if not field.kw_only] + [field for field in fields if field.kw_only]
+    return f"{made.__name__}({', '.join(f'{field.name}={field.default!r}' for field in fields)})"
+
+
+def _when(made: Any) -> str:
+    methods = [type(method) for method in made()] if not isinstance(made, type) else [made]
+    moments = [word for hook, word in MOMENTS.items() for m in methods if getattr(m, hook) is not getattr(Method, hook)]
+    return ", ".join(dict.fromkeys(moments)) or "the optimiser"
+
+
+def _equation(text: str) -> str:
+    """The first indented lines."""
+    found = re.search(r"\n\n((?:    .+\n)+)", text)
+    lines = [line.strip() for line in (found[1] if found else "").splitlines()]
+    return "; ".join(re.split(r"   +", line)[0].rstrip(";, ") for line in lines if not line.startswith("and "))
+
+
+def _code(equation: str) -> str:
+    return f"`{equation}`".replace("|", "\\|")
+
+
+def _paper(text: str) -> str:
+    """Who and when."""
+    before = text.partition("\nDepartures")[0]
+    for paragraph in before.split("\n\n")[1:]:
+        flat = " ".join(paragraph.split())
+        found = re.match(r"([A-Z](?:[\w'\- ]+, )*[\w'\- ]+ & [\w'\- ]+|[A-Z]\w+ et al\.): ", flat)
+        if found:
+            names = re.split(r", | & ", found[1].removesuffix(" et al."))
+            who = f"{names[0]} et al." if len(names) > 2 or "et al." in found[1] else " & ".join(names)
+            year = re.search(r"\b(?:19|20)\d\d\b", flat)
+            return f"{who} {year[0]}" if year else who
+        if "under review" in flat:
+            return "under review"
+    raise ValueError(f"no paper is named in: {text[:80]}")
+
+
+def _departures(text: str) -> int:
+    return text.partition("\nDepartures")[2].count("\n    - ")
+
+
+def _cost(name: str, costs: list[dict[str, Any]]) -> str:
+    row = COSTS.get(name)
+    if row in costs[0]["steps"]:
+        return f"{100 * statistics.median(run['steps'][row]['added'] for run in costs):.1f} %"
+    if row in costs[0]["boundaries"]:
+        return f"{statistics.median(run['boundaries'][row] for run in costs):.1f} ms"
+    return "-"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered())
