@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -72,6 +72,24 @@ def check_holds(model: nn.Module, optimizer: Optimizer) -> None:
         raise ValueError(
             f"the optimiser holds {len(held)} parameters, none of them of this model: make it from model.parameters()"
         )
+
+
+def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimizers: bool) -> None:
+    """Raise unless a learner whose state is `mine` can go on from `saved`; `optimizers`: whether their number must fit."""
+    missing = [key for key in mine if key not in saved]
+    if missing:
+        raise ValueError(f"this is no Learner's state_dict(): it has no {missing[0]!r}")
+    theirs, ours = ([entry["name"] for entry in state["methods"]] for state in (saved, mine))
+    if theirs != ours:
+        raise ValueError(
+            f"the checkpoint is of a run with methods {theirs}, and this learner has {ours}: make it with the same, in "
+            "that order"
+        )
+    several, here = (len(state["optimizer"].get("optimizers", [None])) for state in (saved, mine))
+    if optimizers and several != here:
+        raise ValueError(f"the checkpoint is of a run with {several} optimiser(s), and this learner has {here}")
+    if saved["generator"].shape != mine["generator"].shape:
+        raise ValueError("the checkpoint's random state is of another kind of device: resume where it was taken")
 
 
 def several(optimizer: Optimizer) -> list[Optimizer]:

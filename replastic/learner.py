@@ -17,6 +17,7 @@ from .guards import (
     check_acts,
     check_functions,
     check_holds,
+    check_loadable,
     check_task,
     flat_list,
     place_of,
@@ -25,7 +26,7 @@ from .guards import (
     structure_of,
 )
 from .method import Method
-from .optim import Together, as_one, check_clearable, clear_state_
+from .optim import as_one, check_clearable, clear_state_
 from .states import check_same_build, first_weights, memory, moved, named_tensors, plain, reinitialised
 from .task import Batch, Task
 from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
@@ -339,7 +340,8 @@ class Learner:
 
         task: the one that was going on; it holds functions, which a checkpoint does not carry.
         """
-        self._check_loadable(saved)
+        # A method that is yet to start may bring an optimiser of its own.
+        check_loadable(saved, self.state_dict(), optimizers=len(self._started) == len(self.methods))
         self.task, self.task_number, self._begun = task, saved["task_number"], saved["begun"]
         self.seed, self.steps = saved["seed"], saved["steps"]
         self.__dict__.pop("template", None)  # it comes from the seed
@@ -356,25 +358,6 @@ class Learner:
         original(self.model).load_state_dict({names.get(name, name): value for name, value in weights.items()})
         self.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))  # torch would keep the very tensors it is given
         self.generator.set_state(saved["generator"].cpu())
-
-    def _check_loadable(self, saved: Mapping[str, Any]) -> None:
-        missing = [key for key in self.state_dict() if key not in saved]
-        if missing:
-            raise ValueError(f"this is no Learner's state_dict(): it has no {missing[0]!r}")
-        names = [entry["name"] for entry in saved["methods"]]
-        mine = [type(method).__name__ for method in self.methods]
-        if names != mine:
-            raise ValueError(
-                f"the checkpoint is of a run with methods {names}, and this learner has {mine}: make it with "
-                "the same, in that order"
-            )
-        several = len(saved["optimizer"].get("optimizers", [None]))
-        here = len(self.optimizer.optimizers) if isinstance(self.optimizer, Together) else 1
-        waiting = len(self._started) < len(self.methods)  # one that is yet to start may bring an optimiser of its own
-        if several != here and not waiting:
-            raise ValueError(f"the checkpoint is of a run with {several} optimiser(s), and this learner has {here}")
-        if saved["generator"].shape != self.generator.get_state().shape:
-            raise ValueError(f"the checkpoint's random state is of no {self.device.type} device: resume where it was taken")
 
     def _claim_methods(self) -> None:
         for method in self.methods:
