@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import fx, nn
-from torch.nn.modules import batchnorm, conv, dropout, instancenorm, pooling
+from torch.nn.modules import dropout, pooling
 
+from .layers import NORMS
 from .units import Example
+from .units.kinds import has_rows_and_columns
 from .units.shapes import name_of
 from .units.trace import Trace, trace
 
-NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _INPUT, _OTHER = "<input>", "<other>"
 # f(cx) = c·f(x) for c > 0, exactly, or nearly so for the smooth kin of ReLU.
 _PROPORTIONAL = frozenset(
     """
     relu leaky_relu gelu silu elu celu mish hardswish dropout dropout1d dropout2d dropout3d feature_dropout abs neg
     max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d interpolate pad mean sum amax add
-    iadd sub isub flatten view reshape permute transpose squeeze unsqueeze expand contiguous clone to float half bfloat16
-    double cat concat concatenate stack chunk split getitem item mul div truediv
+    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d interpolate pad mean sum amax
+    flatten view reshape permute transpose squeeze unsqueeze expand contiguous clone to float half bfloat16
+    double cat concat concatenate stack chunk split getitem item
     """.split()  # noqa: SIM905 - a list of fifty strings is no easier to read
 )
 _PROPORTIONAL_MODULES = (
@@ -37,7 +38,6 @@ class Link:
     name: str
     layer: nn.Module
     upstream: str | None
-    joins: bool = False  # it reads what several layers made
 
 
 def links(model: nn.Module, example: Example | None = None) -> list[Link]:
@@ -48,16 +48,16 @@ def links(model: nn.Module, example: Example | None = None) -> list[Link]:
         _walk(traced, prefix, graph, found)
     for name, layer in traced.model.named_modules():
         if _counts(layer) and name not in found:
-            found[name] = Link(name, layer, None, joins=True)
+            found[name] = Link(name, layer, None)
     return list(found.values())
 
 
 def _counts(layer: nn.Module) -> bool:
-    return isinstance(layer, (nn.Linear, conv._ConvNd, *NORMS)) or type(layer).__name__ == "Conv1D"
+    return has_rows_and_columns(layer) or isinstance(layer, NORMS)
 
 
 def output_layers(model: nn.Module, example: Example | None = None) -> list[str]:
-    """The layers whose outputs, combined or apart, are the model's: its heads. None if it cannot be traced as a whole."""
+    """The layers whose outputs, combined or apart, are the model's: its heads. Empty if it cannot be traced as a whole."""
     traced = trace(model, example)
     whole = [graph for prefix, graph in traced.graphs if not prefix]
     made = _walk(traced, "", whole[0], {}) if whole and not traced.not_seen else set()
@@ -76,7 +76,7 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
         elif node.op in ("call_function", "call_method"):
             if _is_shape(node):
                 origins[node] = scales[node] = frozenset()
-            elif name_of(node.target) not in _PROPORTIONAL:
+            elif not _keeps_scale(node):
                 scales[node] = frozenset([_OTHER])
         elif node.op == "output":
             return origins[node] - {_INPUT}
@@ -86,11 +86,22 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
             if _counts(layer):
                 read, again = scales[node], name in found  # what a layer reads that is called again depends on the call
                 only = next(iter(read)) if len(read) == 1 and not again and not read & {_INPUT, _OTHER} else None
-                found[name] = Link(name, layer, only, joins=again or len(read) > 1)
+                found[name] = Link(name, layer, only)
                 origins[node] = scales[node] = frozenset([name])
             elif not isinstance(layer, _PROPORTIONAL_MODULES):
                 scales[node] = frozenset([_OTHER])
     return frozenset()
+
+
+def _keeps_scale(node: fx.Node) -> bool:
+    """Whether what a function returns is proportional to what it is given."""
+    name = name_of(node.target)
+    left, right = (*node.args[:2], None, None)[:2]
+    if name in ("add", "iadd", "sub", "isub"):
+        return isinstance(left, fx.Node) and isinstance(right, fx.Node)  # with a number it would be affine
+    if name in ("mul", "imul", "div", "truediv"):  # two that scale together make a square, or nothing
+        return isinstance(left, fx.Node) and isinstance(right, int | float)
+    return name in _PROPORTIONAL
 
 
 def _is_shape(node: fx.Node) -> bool:

@@ -114,3 +114,8 @@ def place_of(model: nn.Module) -> tuple[object, object]:
 def structure_of(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """What every module holds: the dict itself, and what was in it. Cheap to look at again after each step."""
     return [(holder, dict(holder)) for module in model.modules() for holder in (module._modules, module._parameters)]
+
+
+def trains_of(model: nn.Module) -> list[bool]:
+    """Which parameters are not frozen."""
+    return [parameter.requires_grad for parameter in model.parameters()]

@@ -104,7 +104,7 @@ def layouts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> list[
         return _convolution(layer, last_name)
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         return [("weight", Layout("embedding", lambda weight: weight.mT))]
-    if isinstance(layer, _NORMS):
+    if isinstance(layer, NORMS):
         affine = getattr(layer, "weight", None) is not None
         return [("weight", Layout("norm", lambda weight: weight[..., None, None]))] if affine else []
     if isinstance(layer, nn.Linear):
@@ -114,7 +114,7 @@ def layouts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> list[
     return []
 
 
-_NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 3, "LSTM": 4}
 
 

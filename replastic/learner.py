@@ -24,6 +24,7 @@ from .guards import (
     refuse_step,
     several,
     structure_of,
+    trains_of,
 )
 from .method import Method
 from .optim import as_one, check_clearable, clear_state_
@@ -86,7 +87,7 @@ class Learner:
         self._loss = loss
         self._started: list[Method] = []
         self._structure, self._place = structure_of(original(model)), place_of(model)
-        self._trains = [parameter.requires_grad for parameter in model.parameters()]
+        self._trains = trains_of(model)
         self._claim_methods()
         try:
             self._start_methods()
@@ -133,7 +134,8 @@ class Learner:
         no other call, and no step of the optimiser."""
         self._check_structure()
         check_task(task, self.methods)
-        self._look_again_at_what_trains()
+        if trains_of(self.model) != self._trains:  # between tasks people freeze layers
+            self._find_anew()
         before = self.task, self.task_number
         self.task = task
         if self._begun:
@@ -266,7 +268,7 @@ class Learner:
             check_same_build(model, drawn)
             drawn, mine = drawn.to(self.device), named_tensors(model)
             for name, tensor in named_tensors(drawn).items():
-                tensor.data = tensor.data.to(mine[name])  # a model's dtypes may be mixed
+                tensor.data = tensor.data.to(mine[name])  # dtypes may be mixed; nobody holds this model's tensors yet
         return drawn.train(model.training)
 
     @contextmanager
@@ -294,25 +296,18 @@ class Learner:
 
     def model_changed(self) -> None:
         """For a method that changed the module tree itself: what was found out about the old one is forgotten."""
-        for cached in ("units", "parameters", "template"):
+        self._structure = structure_of(original(self.model))
+        self.__dict__.pop("template", None)
+        self._find_anew()
+
+    def _find_anew(self) -> None:
+        """Parameters and units, where the model's modules, or what of them trains, have changed."""
+        self._trains = trains_of(self.model)
+        for cached in ("units", "parameters"):
             self.__dict__.pop(cached, None)
         if self.taps is not None:
             self.taps.close()
             self.taps = Tap(self.model, self.units.groups)
-        self._structure = structure_of(original(self.model))
-
-    def _look_again_at_what_trains(self) -> None:
-        """Between tasks people freeze layers."""
-        trains = [parameter.requires_grad for parameter in self.model.parameters()]
-        if trains == self._trains:
-            return
-        self._trains = trains
-        self.__dict__.pop("parameters", None)
-        if "units" in self.__dict__:
-            del self.units
-            if self.taps is not None:
-                self.taps.close()
-                self.taps = Tap(self.model, self.units.groups)
 
     # stop and resume
 

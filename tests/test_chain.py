@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -30,8 +31,7 @@ def test_what_reads_a_residual_sum_has_no_single_layer_before_it() -> None:
     found = {link.name: link for link in links(ResNet(widths=[4, 8], blocks=[1, 1]))}
     assert found["blocks.0.norm2"].upstream == "blocks.0.conv2"
     assert found["blocks.1.conv1"].upstream is None
-    assert found["blocks.1.conv1"].joins
-    assert not found["blocks.0.conv1"].joins
+    assert found["blocks.0.conv1"].upstream == "stem.1"
 
 
 def test_layers_in_code_that_cannot_be_traced_are_listed_too() -> None:
@@ -52,3 +52,41 @@ def test_a_layer_that_is_called_twice_has_no_single_layer_before_it() -> None:
             return self.a(torch.relu(self.a(x)))
 
     assert feeds(Twice()) == {"a": None}
+
+
+class Between(nn.Module):
+    """Two layers, and something between them."""
+
+    def __init__(self, between, width: int = 8) -> None:
+        super().__init__()
+        self.a, self.b, self.between = nn.Linear(3, 8), nn.Linear(width, 2), between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.between(self.a(x)))
+
+
+def gated(x: torch.Tensor) -> torch.Tensor:
+    gate, value = x.chunk(2, -1)
+    return torch.relu(gate) * value
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize(
+    ("between", "upstream"),
+    [
+        (lambda x: torch.relu(x) * 2, "a"),
+        (lambda x: x / 3 + torch.relu(x), "a"),
+        (lambda x: x * x, None),  # of degree two
+        (lambda x: x / torch.relu(x), None),  # of degree none
+        (lambda x: 1 / x, None),
+        (lambda x: x + 1, None),
+        (lambda x: 1 - x, None),
+        (lambda x: torch.tanh(x), None),
+    ],
+)
+def test_a_layer_is_upstream_only_of_what_is_proportional_to_it(between, upstream: str | None, traced: bool) -> None:
+    assert feeds(Between(between), None if traced else torch.ones(1, 3))["b"] == upstream
+
+
+def test_a_fused_gate_is_of_degree_two() -> None:
+    assert feeds(Between(gated, width=4), torch.ones(1, 3))["b"] is None

@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 import replastic as rp
 from replastic.methods.parseval import Parseval, parseval_penalty
@@ -100,8 +101,7 @@ def test_parts_that_are_not_selected_get_no_gradient() -> None:
 
 
 def test_a_stored_transpose_gets_its_gradient_the_right_way_round() -> None:
-    transformers = pytest.importorskip("transformers")
-    layer = transformers.pytorch_utils.Conv1D(4, 4).double()  # square, so that shapes tell nothing
+    layer = Conv1D(4, 4).double()  # square, so that shapes tell nothing
     learner = rp.Learner(nn.Sequential(layer), torch.optim.SGD(layer.parameters()), methods=Parseval(1.0))
     _, gradients = penalty_and_gradients(learner)
     wanted = torch.autograd.grad(plain_penalty(layer.weight.mT, 1.0), layer.weight)[0]

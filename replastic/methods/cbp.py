@@ -31,6 +31,7 @@ from ..learner import Learner
 from ..linalg.polar_factor import work_dtype
 from ..method import Method
 from ..units import Tap, UnitGroup, original
+from .kept import same_units
 
 
 def outgoing_magnitude(model: nn.Module, group: UnitGroup) -> Tensor:
@@ -110,17 +111,6 @@ class CBP(Method):
             self.state["mature"][number] -= due
             young.append([step, due])
         return due
-
-
-def same_units(method: Method, learner: Learner) -> Sequence[UnitGroup]:
-    """The learner's groups of units, if they are those that the method has kept books of."""
-    groups = learner.units.groups
-    if [group.size for group in groups] != method.state["sizes"]:
-        raise RuntimeError(
-            f"the model's hidden units are others than when {type(method).__name__} started, because a layer was frozen, "
-            "unfrozen or replaced: make a new Learner of the changed model"
-        )
-    return groups
 
 
 def least_useful(utility: Tensor, age: Tensor, count: int, maturity: int, decay: float) -> Tensor:

@@ -23,12 +23,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..learner import Learner
 from ..linalg import many
+from ..linalg.polar_factor import work_dtype
 from ..method import Method
 from ..states import plain
 from ..units import original
@@ -58,6 +60,7 @@ class HareAndTortoise(Method):
 
     decay: float = 0.999  # d: how much of the tortoise stays in each step
     period: int = 2000  # steps from one reset of the hare to the next
+    tree_may_change: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +79,7 @@ class HareAndTortoise(Method):
         follow_([tortoise[name] for name in hare], hare.values(), self.decay)
         self.state["steps"] += 1
         if self.state["steps"] % self.period == 0:
-            back = {name: tensor for name, tensor in hare.items() if not is_frozen(tensor)}
+            back = {name: tensor for name, tensor in hare.items() if not _is_frozen(tensor)}
             many.copy_(list(back.values()), [tortoise[name] for name in back])
 
     def evaluated(self, learner: Learner) -> dict[str, nn.Module]:
@@ -103,15 +106,15 @@ class HareAndTortoise(Method):
         return {name: holder[key] for name, (holder, key) in self._places.of(learner).items()}
 
 
-def is_frozen(tensor: Tensor) -> bool:
+def _is_frozen(tensor: Tensor) -> bool:
     """Whether it is a parameter that does not train."""
     return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
 def _copy(tensor: Tensor) -> Tensor:
     """In float32 at least: a thousandth of the way is lost in half precision, and the tortoise would stand still."""
-    half = tensor.dtype in (torch.float16, torch.bfloat16)
-    return tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
+    dtype = work_dtype(tensor.dtype) if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to(dtype, copy=True)
 
 
 def _places(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:

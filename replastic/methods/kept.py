@@ -1,11 +1,13 @@
-"""What a method works out once from a learner's weights: `Kept`."""
+"""What a method keeps from step to step: things worked out from weights (`Kept`), and books of units (`same_units`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from ..learner import Learner
+from ..method import Method
+from ..units import UnitGroup
 
 T = TypeVar("T")
 
@@ -26,3 +28,14 @@ class Kept(Generic[T]):
         if self._made is None or self._made[0] is not parameters or self._made[1] is not initial:
             self._made = (parameters, initial, self.make(learner))
         return self._made[2]
+
+
+def same_units(method: Method, learner: Learner) -> Sequence[UnitGroup]:
+    """The learner's groups of units, if they are those that the method has kept books of."""
+    groups = learner.units.groups
+    if [group.size for group in groups] != method.state["sizes"]:
+        raise RuntimeError(
+            f"the model's hidden units are others than when {type(method).__name__} started, because a layer was frozen, "
+            "unfrozen or replaced: make a new Learner of the changed model"
+        )
+    return groups

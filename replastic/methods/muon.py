@@ -152,9 +152,8 @@ def hidden_matrices(model: nn.Module) -> list[str]:
     """Names of the linear and convolutional weights between the model's first and last."""
     chosen = select(model, "everything").chosen
     names = list(dict.fromkeys(w.name.partition(":")[0] for w in chosen if w.kind in ("linear", "convolution")))
-    embedded = any(weight.kind == "embedding" for weight in take_inventory(model).weights)
-    tied = any(weight.kind == "tied_head" for weight in take_inventory(model).weights)
-    return names[0 if embedded else 1 : None if tied else -1]
+    kinds = {weight.kind for weight in take_inventory(model).weights}
+    return names[0 if "embedding" in kinds else 1 : None if "tied_head" in kinds else -1]
 
 
 @dataclass

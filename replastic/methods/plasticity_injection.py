@@ -28,9 +28,10 @@ import torch
 from torch import nn
 
 from ..chain import output_layers
-from ..learner import Learner, reinitialised
+from ..learner import Learner
 from ..method import Method
 from ..optim import holds, swap_
+from ..states import reinitialised
 from ..task import Task
 from ..units import original
 

@@ -1,7 +1,7 @@
 """Shrink & Perturb: shrink what was learnt, and mix in new weights.
 
     θ <- (1 - λ) θ + λ θ₀            towards the run's first weights, or towards a fresh draw ("fresh")
-    θ <- s θ + ε,  ε ~ N(0, σ²)      the first paper's form ("noise")
+    θ <- s θ + ε,  ε ~ N(0, σ²)      the first paper's form (`ShrinkAndAddNoise`)
     θ <- s θ + ε after every step    the form of the loss-of-plasticity benchmark (`PerturbEachStep`)
 
 Ash & Adams: On Warm-Starting Neural Network Training, NeurIPS 2020. The form with one coefficient is that of Lee et al.

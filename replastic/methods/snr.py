@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..learner import Learner
 from ..method import Method
-from .cbp import same_units
+from .kept import same_units
 
 
 def silence_limits(histogram: Tensor, limits: Tensor, threshold: float, longest: int) -> Tensor:

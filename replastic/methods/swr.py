@@ -34,7 +34,8 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..chain import NORMS, Link, links
+from ..chain import Link, links
+from ..layers import NORMS
 from ..learner import Learner
 from ..linalg import many
 from ..method import Method

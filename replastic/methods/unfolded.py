@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..inventory import WeightMatrix
 from ..linalg.batches import Stack
+from ..linalg.polar_factor import work_dtype
 from ..units import original
 from ..weights import Where, select
 
@@ -33,7 +34,7 @@ class Unfolded:
         view = self.view(tensor)
         plain = view.ndim == 2 == self.out_axes + self.in_axes
         matrices = view if plain else Stack(view, self.out_axes, self.in_axes).read()
-        return matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
+        return matrices.to(work_dtype(matrices.dtype))
 
     def gather(self, found: list[Tensor | None], parameters: Sequence[Tensor], matrices: Tensor) -> None:
         """Put a gradient of the matrices where it belongs in `found`, the gradients of the parameters."""

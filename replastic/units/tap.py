@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..linalg.polar_factor import work_dtype
 from .groups import UnitGroup
 from .kinds import original
 
@@ -86,7 +87,7 @@ class Tap:
     def mean_abs(self, name: str) -> Tensor:
         """(units,): the mean of |h| over samples, positions and columns."""
         inputs, axes = self._to_reduce(name)
-        total = torch.linalg.vector_norm(inputs, 1, axes, dtype=_accumulator(inputs))
+        total = torch.linalg.vector_norm(inputs, 1, axes, dtype=work_dtype(inputs.dtype))
         group = self.groups[name]
         samples = group.columns.shape[1] * inputs.numel() / len(total)
         return group.total(total) / max(samples, 1)
@@ -136,10 +137,6 @@ class Tap:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _accumulator(inputs: Tensor) -> torch.dtype:
-    return torch.float32 if inputs.dtype in (torch.float16, torch.bfloat16) else inputs.dtype
 
 
 def _forget_compiled_code() -> None:
