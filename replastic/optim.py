@@ -196,12 +196,18 @@ class Together(Optimizer):
             optimizer.load_state_dict(state)
 
 
-def as_one(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
-    """The optimiser itself, or several of them as one."""
-    several = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+def as_list(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+    """What was given as `optimizer`: none, one or several."""
+    several = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     for given in several:
         if not hasattr(given, "param_groups"):
             raise TypeError(f"optimizer={given!r} is no optimiser: pass the object that trains the model, or a list of them")
+    return several
+
+
+def as_one(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
+    """The optimiser itself, or several of them as one."""
+    several = as_list(optimizer)
     if not several:
         raise ValueError("optimizer=[] holds no optimiser: pass the one that trains the model")
     return several[0] if len(several) == 1 else Together(several)

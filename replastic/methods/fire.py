@@ -41,7 +41,7 @@ from ..linalg.polar_factor import Method as PolarMethod
 from ..linalg.polar_factor import PolarOptions, RankPolicy
 from ..linalg.products import Precision
 from ..method import Method
-from ..optim import check_clearable, clear_state_, holds
+from ..optim import as_list, check_clearable, clear_state_, holds
 from ..projection import Account, Figures, project_
 from ..task import Task
 from ..weights import LeftAlone, Selection, Where, select
@@ -210,10 +210,7 @@ def _optimizer_entries(
     """(optimiser, parameter, index) to clear: index is a mask where only some parts of it were selected, else None."""
     if optimizer is None:
         return []
-    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-    for given in optimizers:
-        if not hasattr(given, "param_groups"):
-            raise TypeError(f"optimizer={given!r} is no optimiser: pass the object that trains the model, or a list of them")
+    optimizers = as_list(optimizer)
     by_parameter: dict[int, list[WeightMatrix]] = {}
     for weight in selection.chosen:
         by_parameter.setdefault(id(weight.parameter), []).append(weight)

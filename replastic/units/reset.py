@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..optim import entry_state
+from ..optim import as_list, entry_state
 from .groups import Slot, UnitGroup
 from .kinds import original
 
@@ -42,7 +42,7 @@ def reset_units_(
     _check(group, model, template, generator)
     if mask.device.type == "cpu" and not mask.any():
         return
-    optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    optimizers = as_list(optimizer)
     state = {slot: _state_of(slot, model, optimizers) for slot in (*group.makers, *group.norms, *group.readers)}
 
     def drawn(slot: Slot) -> Callable[[tuple[int, ...]], Tensor]:
