@@ -107,8 +107,11 @@ def matrices(layer: nn.Module, name: str = "", parent: nn.Module | None = None) 
     return found.weights
 
 
-def take_inventory(model: nn.Module) -> Inventory:
-    """All weights of a model, each tensor once, under its first name and with its others."""
+def take_inventory(model: nn.Module, *, frozen: bool = False) -> Inventory:
+    """All weights of a model, each tensor once, under its first name and with its others.
+
+    frozen: whether weights that do not train count as well, for those who only read.
+    """
     found = Inventory()
     # torch.compile wraps a module in another that holds it as "_orig_mod"; under its own name stands the original.
     modules = {
@@ -120,9 +123,9 @@ def take_inventory(model: nn.Module) -> Inventory:
             _read(module, name, modules[name.rpartition(".")[0]] if name else None, found)
     found.modules = list(modules)
     embeddings = {weight.memory for weight in found.weights if weight.kind == "embedding"}
-    fixed = {weight.memory for weight in found.weights if not weight.parameter.requires_grad}
+    fixed = {weight.memory for weight in found.weights if not (frozen or weight.parameter.requires_grad)}
     changeable = [weight for weight in found.weights if weight.memory not in fixed]
-    frozen = [weight for weight in found.weights if weight.memory in fixed]
+    left = [weight for weight in found.weights if weight.memory in fixed]
     found.skipped += [
         Unavailable(
             w.name,
@@ -132,7 +135,7 @@ def take_inventory(model: nn.Module) -> Inventory:
             "is frozen: call requires_grad_(True) on it to have it changed",
             w.also_named,
         )
-        for w in _merge_tied(frozen, set())
+        for w in _merge_tied(left, set())
     ]
     found.weights = _merge_tied(changeable, embeddings)
     return found

@@ -51,7 +51,7 @@ PRESETS: dict[str, tuple[str, Callable[[Kind, str | None], bool]]] = {
 }
 
 
-def select(model: nn.Module, where: Where = "everything") -> Selection:
+def select(model: nn.Module, where: Where = "everything", *, frozen: bool = False) -> Selection:
     """The weight matrices of `model` that `where` asks for, each tensor once, and those left alone, with the reason.
 
     where: one of, or a list of (their union):
@@ -61,10 +61,11 @@ def select(model: nn.Module, where: Where = "everything") -> Selection:
         a predicate          called with each `WeightMatrix`
     Embeddings and norms come only by their preset or their own name: a glob or a predicate that happens to cover them
     does not ask for them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
+    frozen: whether weights that do not train may be chosen, for those who only read.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
-    found = take_inventory(model)
+    found = take_inventory(model, frozen=frozen)
     asks = list(where) if isinstance(where, Iterable) and not isinstance(where, str) else [where]
     tests = [_test(ask, found) for ask in asks]
 

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 import replastic as rp
-from replastic.methods.redo import ReDo, dormancy_scores, redo_
+from replastic.measures.units import activity_scores
+from replastic.methods.redo import ReDo, redo_
 from replastic.units import Tap, find_units
 from tests.zoo import ZOO
 
@@ -15,8 +16,8 @@ def silence(model: nn.Module, layer: str, units: list[int]) -> None:
 
 
 def test_scores_are_multiples_of_the_layers_mean() -> None:
-    assert dormancy_scores(torch.tensor([2.0, 0.0, 4.0])).tolist() == [1.0, 0.0, 2.0]
-    assert dormancy_scores(torch.zeros(3)).tolist() == [0.0, 0.0, 0.0]
+    assert activity_scores(torch.tensor([2.0, 0.0, 4.0])).tolist() == [1.0, 0.0, 2.0]
+    assert activity_scores(torch.zeros(3)).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_recycling_only_dead_units_leaves_the_function_unchanged() -> None:

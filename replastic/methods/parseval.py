@@ -31,10 +31,10 @@ from torch.autograd.function import once_differentiable
 from ..learner import Learner
 from ..linalg import many
 from ..method import Method
+from ..unfolded import Unfolded, unfold
 from ..weights import Where
 from .kept import Kept
 from .l2 import no_penalty
-from .unfolded import Unfolded, unfold
 
 
 def parseval_penalty(matrices: Tensor, scale: float = 1.0) -> Tensor:

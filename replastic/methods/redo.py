@@ -25,18 +25,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..learner import Learner
+from ..measures.units import activity_scores
 from ..method import Method
 from ..units import Tap, reset_units_
-
-
-def dormancy_scores(mean_abs: Tensor) -> Tensor:
-    """Each unit's mean |activation|, as a multiple of its layer's mean; all zero for a layer that is silent as a whole.
-
-    >>> dormancy_scores(torch.tensor([0.0, 1.0, 3.0, 4.0]))
-    tensor([0.0000, 0.5000, 1.5000, 2.0000])
-    """
-    mean = mean_abs.mean()
-    return torch.where(mean > 0, mean_abs / mean, torch.zeros_like(mean_abs))
 
 
 @torch.no_grad()
@@ -53,7 +44,7 @@ def redo_(
 
     template: a newly initialised model of the same build, whose weights give the law of the new ones.
     """
-    dormant = {name: dormancy_scores(tap.mean_abs(name)) <= threshold for name in tap.groups}
+    dormant = {name: activity_scores(tap.mean_abs(name)) <= threshold for name in tap.groups}
     # The last layer first: where two neighbouring units are recycled, the zeros between them are written last.
     for name, group in reversed(tap.groups.items()):
         reset_units_(model, group, dormant[name], template=template, generator=generator, optimizer=optimizer)

@@ -30,11 +30,11 @@ from ..inventory import take_inventory
 from ..learner import Learner
 from ..linalg import many
 from ..method import Method
+from ..unfolded import Unfolded, unfold
 from ..units import original
 from ..weights import Where
 from .kept import Kept
 from .l2 import no_penalty, squared_distance
-from .unfolded import Unfolded, unfold
 
 _TINY = 1e-12  # what a length is at least, so that a zero matrix divides nothing by zero; its square is a float32
 _FIRST_ITERATIONS = 15  # as many as torch's spectral_norm makes from random vectors

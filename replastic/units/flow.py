@@ -49,8 +49,8 @@ class Flows:
     count: int = 0
 
 
-def follow(trace: Trace) -> Flows:
-    """Follow the labels through all graphs of a model."""
+def follow(trace: Trace, frozen: bool = False) -> Flows:
+    """Follow the labels through all graphs of a model; `frozen`: also through layers that do not train."""
     flows = Flows()
     calls: Counter[int] = Counter()
     owners = Counter(_identity(p) for module in trace.model.modules() for p in module._parameters.values() if p is not None)
@@ -63,7 +63,7 @@ def follow(trace: Trace) -> Flows:
             if isinstance(tensor, Tensor):
                 owners[_identity(tensor)] += 1
     for prefix, graph in trace.graphs:
-        _Walk(trace, prefix, flows, calls, owners).through(graph)
+        _Walk(trace, prefix, flows, calls, owners, frozen).through(graph)
     return flows
 
 
@@ -107,8 +107,11 @@ _FEATURE_NORMS = (nn.LayerNorm, nn.RMSNorm)
 class _Walk:
     """One graph, node by node."""
 
-    def __init__(self, trace: Trace, prefix: str, flows: Flows, calls: Counter[int], owners: Counter[Any]) -> None:
+    def __init__(
+        self, trace: Trace, prefix: str, flows: Flows, calls: Counter[int], owners: Counter[Any], frozen: bool
+    ) -> None:
         self.trace, self.prefix, self.flows, self.calls, self.owners = trace, prefix, flows, calls, owners
+        self.frozen = frozen
         self.env: dict[fx.Node, Flow | list[Flow] | None] = {}
 
     def through(self, graph: fx.Graph) -> None:
@@ -223,7 +226,7 @@ class _Walk:
             return "is parametrised (weight_norm, orthogonal, ...): its weight is not a parameter of its own"
         if _is_customised(layer) or not {"weight", "bias"}.issuperset(layer._parameters):
             return f"is a {type(layer).__name__}, whose own code may use its weights in another way"
-        if any(not parameter.requires_grad for parameter in own):
+        if not self.frozen and any(not parameter.requires_grad for parameter in own):
             return "is frozen"
         return ""
 

@@ -85,7 +85,7 @@ class Units:
         return "\n".join(lines)
 
 
-def find_units(model: nn.Module, example: Example | None = None) -> Units:
+def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool = False) -> Units:
     """The hidden units of `model`, found by following its graph.
 
     A unit is an output channel of a linear or convolutional layer that nothing but the next such layers read: through
@@ -95,6 +95,7 @@ def find_units(model: nn.Module, example: Example | None = None) -> Units:
 
     example: an input to run the model on once, for models whose code cannot be traced symbolically: a tensor, a tuple of
         inputs or a dict of them by name. Without it, such code is left out and listed under `not_seen`.
+    frozen: whether layers that do not train make units as well, for those who only read.
 
     >>> find_units(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 2)))
     8 units: 0 -> 3
@@ -104,7 +105,7 @@ def find_units(model: nn.Module, example: Example | None = None) -> Units:
     traced = trace(model, example)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with torch.device("cpu"):  # labels are counted there, whatever the default device is
-        groups, left_out = _grouped(traced, device)
+        groups, left_out = _grouped(traced, device, frozen)
     found = Units(tuple(groups), left_out, traced.not_seen)
     if not groups:
         reasons = [f"{name} {reason}" for name, reason in left_out.items()]
@@ -117,8 +118,8 @@ def find_units(model: nn.Module, example: Example | None = None) -> Units:
     return found
 
 
-def _grouped(trace: Trace, device: torch.device) -> tuple[list[UnitGroup], dict[str, str]]:
-    flows = follow(trace)
+def _grouped(trace: Trace, device: torch.device, frozen: bool) -> tuple[list[UnitGroup], dict[str, str]]:
+    flows = follow(trace, frozen)
     root = _roots(flows)
     reasons: dict[int, str] = {}
     for labels, reason in flows.escaped:

@@ -24,6 +24,7 @@ class Tap:
 
     detach: False keeps the graph, for a loss on activations.
     on: False keeps nothing but within `listening()`.
+    compiled: False if no compiled code will run while the tap is on: then it need not be made anew.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> from replastic.units import find_units
@@ -41,6 +42,7 @@ class Tap:
         detach: bool = True,
         always: bool = False,
         on: bool = True,
+        compiled: bool = True,
     ) -> None:
         self.groups = {group.name: group for group in groups}
         self.detach, self.always = detach, always
@@ -50,7 +52,8 @@ class Tap:
         self._channels = {g.name: 1 - weights[g.name].ndim if g.channels_first else -1 for g in groups}  # which axis
         self._handles = [self._hook(original(model))]  # first: a reader may be the first layer that the model calls
         self._handles += [self._hook(original(model).get_submodule(g.readers[0].layer), g.name) for g in groups]
-        _forget_compiled_code()
+        if compiled:
+            _forget_compiled_code()
 
     def _hook(self, layer: nn.Module, name: str | None = None) -> RemovableHandle:
         """Keep what comes into a layer; without a name, forget the last pass as a new one of the whole model begins."""

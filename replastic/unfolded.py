@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..inventory import WeightMatrix
-from ..linalg.batches import Stack
-from ..linalg.polar_factor import work_dtype
-from ..units import original
-from ..weights import Where, select
+from .inventory import WeightMatrix
+from .linalg.batches import Stack
+from .linalg.polar_factor import work_dtype
+from .units import original
+from .weights import Where, select
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Unfolded:
         Stack(self.view(held), self.out_axes, self.in_axes).write_(matrices)
 
 
-def unfold(model: nn.Module, where: Where) -> tuple[list[nn.Parameter], list[Unfolded]]:
+def unfold(model: nn.Module, where: Where, *, frozen: bool = False) -> tuple[list[nn.Parameter], list[Unfolded]]:
     """The selected parameters, each once, and how to see them as matrices. The parts of a fused projection are matrices of
     their own, and so are the groups of a convolution and the gates of a recurrent layer."""
     model = original(model)
     parameters: dict[int, nn.Parameter] = {}
     unfolded: list[Unfolded] = []
-    for weight in select(model, where).chosen:
+    for weight in select(model, where, frozen=frozen).chosen:
         parameters.setdefault(id(weight.parameter), weight.parameter)
         at = list(parameters).index(id(weight.parameter))
         layer = original(model.get_submodule(weight.name.partition(":")[0].rpartition(".")[0]))
