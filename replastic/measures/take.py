@@ -1,0 +1,83 @@
+"""`measure`: take several measures of a probe at once."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from .catalogue import MEASURES
+from .probe import NotMeasurable, Probe
+
+
+@torch.no_grad()
+def measure(
+    probe: Probe | Mapping[str, Probe],
+    names: str | Iterable[str] = "cheap",
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, float]:
+    """Take measures of a probe, by flat names: "dormant_fraction/layer1.conv1", and "dormant_fraction" for the whole model.
+
+    probe: or several by name, as in {"train": one, "test": another}; the names then begin with "train/" and "test/".
+    names: of measures (`MEASURES` has them all), of families ("weights", "features", "units", "gradients", "curvature"), or
+        "cheap" for those that take no more than a forward pass. Measures that need a reference or a special kind of model
+        come by their own name only.
+    settings: other than the defaults, by measure: {"dormant_fraction": {"tau": 0.1}}.
+
+    What cannot be measured is an error that names the measure and what it needs; so is a NaN. A condition number may be
+    infinite, and is for a singular matrix.
+    """
+    if isinstance(probe, Mapping):
+        taken = {label: measure(one, names, settings) for label, one in probe.items()}
+        return {f"{label}/{name}": value for label, values in taken.items() for name, value in values.items()}
+    if not isinstance(probe, Probe):
+        raise TypeError(f"measure needs a Probe, got {type(probe).__name__}: write measure(Probe(model, batch), names)")
+    settings = settings or {}
+    chosen = _chosen([names] if isinstance(names, str) else list(names))
+    _check_settings(settings, chosen)
+    found: dict[str, float] = {}
+    for name in chosen:
+        try:
+            values = MEASURES[name].take(probe, settings.get(name, {}))
+        except NotMeasurable as problem:
+            raise NotMeasurable(f"{name}: {problem}") from problem
+        for layer, value in values.items():
+            if math.isnan(value):
+                raise NotMeasurable(f"{name} of {layer or 'the model'} is not a number: look at its weights and activations")
+            found[f"{name}/{layer}" if layer else name] = value
+    return found
+
+
+def _chosen(asked: list[str]) -> list[str]:
+    families = {entry.family for entry in MEASURES.values()}
+    chosen: dict[str, None] = {}
+    for ask in asked:
+        if ask in MEASURES:
+            chosen[ask] = None
+        elif ask in families or ask == "cheap":
+            for name, entry in MEASURES.items():
+                if not entry.by_name and (entry.family == ask or (ask == "cheap" and entry.cheap)):
+                    chosen[name] = None
+        else:
+            near = difflib.get_close_matches(str(ask), MEASURES, n=3, cutoff=0.5)
+            raise ValueError(
+                f"{ask!r} is no measure"
+                + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
+                + f" There are {', '.join(MEASURES)}; the families {', '.join(sorted(families))}; and 'cheap'"
+            )
+    if not chosen:
+        raise ValueError("no measure was asked for: give names, a family, or 'cheap'")
+    return list(chosen)
+
+
+def _check_settings(settings: Mapping[str, Mapping[str, Any]], chosen: list[str]) -> None:
+    for name, given in settings.items():
+        if name not in chosen:
+            raise ValueError(f"settings are given for {name!r}, which is not measured here: {', '.join(chosen)} are")
+        unknown = [key for key in given if key not in MEASURES[name].settings]
+        if unknown:
+            known = ", ".join(f"{key}={value!r}" for key, value in MEASURES[name].settings.items()) or "none"
+            raise ValueError(f"{name} has no setting {unknown[0]!r}; it has {known}")
