@@ -28,7 +28,7 @@ from .guards import (
 )
 from .method import Method
 from .optim import as_one, check_clearable, clear_state_
-from .states import check_same_build, first_weights, memory, moved, named_tensors, plain, reinitialised
+from .states import check_same_build, first_weights, memory, moved, named_tensors, plain, reinitialised, seeded
 from .task import Batch, Task
 from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
 
@@ -236,7 +236,7 @@ class Learner:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Passes of the model that a method makes here leave no trace: not in `taps`, nor in torch's random state."""
-        with self.taps.paused() if self.taps is not None else nullcontext(), self._seeded(self._seed()):
+        with self.taps.paused() if self.taps is not None else nullcontext(), seeded(self._seed(), self.model):
             yield
 
     def fresh(self) -> nn.Module:
@@ -245,7 +245,7 @@ class Learner:
 
     def draw(self, make: Callable[[], nn.Module]) -> nn.Module:
         """What `make` makes, with the learner's randomness in place of torch's own; no other random state changes."""
-        with self._seeded(self._seed()):
+        with seeded(self._seed(), self.model):
             return make()
 
     def data_generator(self) -> torch.Generator:
@@ -262,7 +262,7 @@ class Learner:
 
     def _drawn(self, seed: int) -> nn.Module:
         model, build = original(self.model), self.build
-        with self._seeded(seed):
+        with seeded(seed, self.model):
             drawn = original(build()) if build is not None else reinitialised(model)
         if build is not None:
             check_same_build(model, drawn)
@@ -270,17 +270,6 @@ class Learner:
             for name, tensor in named_tensors(drawn).items():
                 tensor.data = tensor.data.to(mine[name])  # dtypes may be mixed; nobody holds this model's tensors yet
         return drawn.train(model.training)
-
-    @contextmanager
-    def _seeded(self, seed: int) -> Iterator[None]:
-        cuda = self.device.type == "cuda"
-        with torch.random.fork_rng([self.device] if cuda else []):
-            # torch.manual_seed would seed every GPU, and only this one's state comes back
-            torch.default_generator.manual_seed(seed)
-            if cuda:
-                with torch.cuda.device(self.device):
-                    torch.cuda.manual_seed(seed)
-            yield
 
     def forget(self, parameters: Iterable[nn.Parameter]) -> None:
         """Clear what the optimiser remembers of whole parameters: of all of them or, if one cannot be cleared, of none.

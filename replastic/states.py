@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +43,19 @@ def _reset_parameters(module: nn.Module) -> None:
         if callable(getattr(module, name, None)):
             getattr(module, name)()
             break
+
+
+@contextmanager
+def seeded(seed: int, model: nn.Module) -> Iterator[None]:
+    """Random numbers drawn here, on the CPU and on the model's devices, come from `seed`; afterwards all is as it was."""
+    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
+    with torch.random.fork_rng(devices):
+        # torch.manual_seed would seed every GPU, and only these ones' states come back.
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Literal
 
 from torch import Tensor
 
-from .probe import Probe
+from ..linalg import normalised_squared_frobenius_error, squared_frobenius_error
+from ..unfolded import unfold
+from . import features, gradients, units, weights
+from .probe import NotMeasurable, Probe
 
 Family = Literal["weights", "features", "units", "gradients", "curvature"]
 Parts = Mapping[str, tuple[Any, ...]]
@@ -42,10 +46,229 @@ class Measure:
 
     def take(self, probe: Probe, settings: Mapping[str, Any]) -> dict[str, float]:
         """Values by layer; the overall one under ""."""
+        probe.check_unchanged()
         formula = partial(self.formula, **settings)
         parts = self.parts(probe)
-        values = {name: float(formula(*arguments)) for name, arguments in parts.items()}
+        values: dict[str, float] = {}
+        for name, arguments in parts.items():
+            try:
+                values[name] = float(formula(*arguments))
+            except NotMeasurable as problem:
+                raise NotMeasurable(f"{name}: {problem}" if name else str(problem)) from problem
         return {"": self.overall(list(values.values()), parts), **values} if self.overall is not None else values
 
 
-MEASURES: dict[str, Measure] = {}
+# What measures are taken of
+
+
+def _weights(probe: Probe) -> Parts:
+    return {weight.name: (weight,) for weight in probe.weights}
+
+
+def _unfolded(probe: Probe) -> dict[str, Tensor]:
+    """Weights as the matrices (..., out, in) that spectra are of: a convolution's map from a patch to its outputs."""
+    assert probe.weights  # which raises for those that are not finite
+    parameters, found = unfold(probe.model, probe.where, frozen=True)
+    return {one.name: one.read(parameters[one.parameter].detach()) for one in found}
+
+
+def _matrices(probe: Probe) -> Parts:
+    """All matrices of a weight, one below the other: sums over entries are those of the whole weight."""
+    return {name: (matrices.flatten(0, -2),) for name, matrices in probe.once(_unfolded).items()}
+
+
+def _reference(probe: Probe) -> Probe:
+    probe.reference_probe.check_unchanged()
+    return probe.reference_probe
+
+
+def _matrices_and_reference(probe: Probe) -> Parts:
+    then = _matrices(_reference(probe))
+    return {name: (*now, then[name][0].to(now[0])) for name, now in _matrices(probe).items()}
+
+
+def _reference_and_matrices(probe: Probe) -> Parts:
+    """In the order of SFE: before, after."""
+    return {name: (then, now) for name, (now, then) in _matrices_and_reference(probe).items()}
+
+
+def _weight_spectra(probe: Probe) -> Parts:
+    return {name: (weights.singular_values(matrices),) for name, matrices in probe.once(_unfolded).items()}
+
+
+def _features(probe: Probe) -> Parts:
+    return {name: (values,) for name, values in probe.features.items()}
+
+
+def _feature_spectra(probe: Probe) -> Parts:
+    return {name: (weights.singular_values(values),) for name, values in probe.features.items()}
+
+
+def _scaled_feature_spectra(probe: Probe) -> Parts:
+    spectra = probe.once(_feature_spectra)
+    return {name: (values / math.sqrt(len(probe.features[name])),) for name, (values,) in spectra.items()}
+
+
+def _sample_features_and_reference(probe: Probe) -> Parts:
+    then = _reference(probe).sample_features
+    return {name: (now, then[name]) for name, now in probe.sample_features.items()}
+
+
+def _activations(probe: Probe) -> Parts:
+    return {name: (values,) for name, values in probe.activations.items()}
+
+
+def _preactivations(probe: Probe) -> Parts:
+    return {name: (values,) for name, values in probe.preactivations.items()}
+
+
+def _slopes(probe: Probe) -> Parts:
+    return {name: (values,) for name, values in probe.slopes.items()}
+
+
+def _gradients(probe: Probe) -> Parts:
+    return {name: (gradient,) for name, gradient in probe.gradients.items()}
+
+
+def _gram(probe: Probe) -> Parts:
+    return {"": (probe.once(gradients.sample_gradient_gram),)}
+
+
+# From layers to the whole model
+
+
+def _mean(values: list[float], parts: Parts) -> float:
+    return sum(values) / len(values)
+
+
+def _total(values: list[float], parts: Parts) -> float:
+    return sum(values)
+
+
+def _norm(values: list[float], parts: Parts) -> float:
+    return math.hypot(*values)
+
+
+def _largest(values: list[float], parts: Parts) -> float:
+    return max(values)
+
+
+def _smallest(values: list[float], parts: Parts) -> float:
+    return min(values)
+
+
+def _mean_of_units(values: list[float], parts: Parts) -> float:
+    """Layers count by their numbers of units."""
+    sizes = [values.shape[1] for (values,) in parts.values()]
+    return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
+
+
+def _growth(values: list[float], parts: Parts) -> float:
+    now, then = zip(*parts.values(), strict=True)
+    return _norm_of(now) / _norm_of(then)
+
+
+def _distance(values: list[float], parts: Parts) -> float:
+    return _norm_of([now - then for now, then in parts.values()]) / _norm_of([then for _, then in parts.values()])
+
+
+def _normalised_error(values: list[float], parts: Parts) -> float:
+    before = [before for before, _ in parts.values()]
+    return sum(float(squared_frobenius_error(*pair)) for pair in parts.values()) / _norm_of(before) ** 2
+
+
+@wraps(normalised_squared_frobenius_error)
+def _normalised_squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
+    return weights.relative_distance(after, before).square()  # which refuses to compare with zeros
+
+
+def _norm_of(matrices: Any) -> float:
+    return math.hypot(*(float(weights.frobenius_norm(matrix)) for matrix in matrices))
+
+
+def _of_spectrum(
+    formula: Callable[..., Tensor], of_spectrum: Callable[..., Tensor], over: Callable[[Tensor], Tensor] | None = None
+) -> Callable[..., Tensor]:
+    """`formula`, from singular values that several measures share; `over` says what of several matrices is taken."""
+
+    @wraps(formula)
+    def taken(values: Tensor, **settings: Any) -> Tensor:
+        found = of_spectrum(values, **settings)
+        return found if over is None else over(found)
+
+    return taken
+
+
+# Layers that hold several matrices (groups of a convolution, gates of a recurrent layer) are given as one: norms and
+# distances are those of the whole weight, spectral norm and condition number the largest, ranks and deviations the mean.
+MEASURES: dict[str, Measure] = {
+    "deviation_from_isometry": Measure("weights", weights.layer_deviation, _weights, _mean),
+    "weight_norm": Measure("weights", weights.frobenius_norm, _matrices, _norm),
+    "weight_growth": Measure("weights", weights.norm_growth, _matrices_and_reference, _growth, by_name=True),
+    "weight_distance": Measure("weights", weights.relative_distance, _matrices_and_reference, _distance, by_name=True),
+    "squared_frobenius_error": Measure("weights", squared_frobenius_error, _reference_and_matrices, _total, by_name=True),
+    "normalised_squared_frobenius_error": Measure(
+        "weights", _normalised_squared_frobenius_error, _reference_and_matrices, _normalised_error, by_name=True
+    ),
+    "spectral_norm": Measure(
+        "weights",
+        _of_spectrum(weights.spectral_norm, weights.spectral_norm_of_spectrum, Tensor.amax),
+        lambda probe: probe.once(_weight_spectra),
+        _largest,
+    ),
+    "condition_number": Measure(
+        "weights",
+        _of_spectrum(weights.condition_number, weights.condition_number_of_spectrum, Tensor.amax),
+        lambda probe: probe.once(_weight_spectra),
+        _largest,
+    ),
+    "weight_stable_rank": Measure(
+        "weights",
+        _of_spectrum(weights.stable_rank, weights.stable_rank_of_spectrum, Tensor.mean),
+        lambda probe: probe.once(_weight_spectra),
+        _mean,
+    ),
+    "weight_effective_rank": Measure(
+        "weights",
+        _of_spectrum(features.effective_rank, weights.effective_rank_of_spectrum, Tensor.mean),
+        lambda probe: probe.once(_weight_spectra),
+        _mean,
+    ),
+    "effective_rank": Measure(
+        "features",
+        _of_spectrum(features.effective_rank, weights.effective_rank_of_spectrum),
+        lambda probe: probe.once(_feature_spectra),
+        _mean,
+    ),
+    "srank": Measure(
+        "features",
+        _of_spectrum(features.srank, features.srank_of_spectrum),
+        lambda probe: probe.once(_feature_spectra),
+        _mean,
+    ),
+    "threshold_rank": Measure(
+        "features",
+        _of_spectrum(features.threshold_rank, features.threshold_rank_of_spectrum),
+        _scaled_feature_spectra,
+        _mean,
+    ),
+    "stable_rank": Measure(
+        "features",
+        _of_spectrum(weights.stable_rank, weights.stable_rank_of_spectrum),
+        lambda probe: probe.once(_feature_spectra),
+        _mean,
+    ),
+    "feature_norm": Measure("features", features.feature_norm, _features, _mean),
+    "feature_covariance_distance": Measure(
+        "features", features.feature_covariance_distance, _sample_features_and_reference, _mean, by_name=True
+    ),
+    "smallest_activity": Measure("units", units.smallest_activity, _activations, _smallest),
+    "dormant_fraction": Measure("units", units.dormant_fraction, _activations, _mean_of_units),
+    "dead_fraction": Measure("units", units.dead_fraction, _activations, _mean_of_units),
+    "margin_dead_fraction": Measure("units", units.margin_dead_fraction, _preactivations, _mean_of_units),
+    "saturated_fraction": Measure("units", units.saturated_fraction, _slopes, _mean_of_units),
+    "sign_entropy": Measure("units", units.sign_entropy, _preactivations, _mean_of_units),
+    "gradient_norm": Measure("gradients", gradients.gradient_norm, _gradients, _norm, cheap=False),
+    "gradient_rank": Measure("gradients", gradients.gradient_rank, _gram, cheap=False),
+    "gradient_collinearity": Measure("gradients", gradients.gradient_collinearity, _gram, cheap=False),
+}

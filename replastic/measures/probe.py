@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +14,16 @@ from torch import Tensor, nn
 from ..chain import output_layers
 from ..inventory import WeightMatrix
 from ..linalg.polar_factor import work_dtype
-from ..states import memory, named_tensors, plain
-from ..units import Example, Tap, UnitGroup, Units, find_units, original
-from ..units.kinds import affine
+from ..states import check_not_shared, memory, named_tensors, plain, seeded
+from ..units import Example, UnitGroup, Units, find_units, original
+from ..units.kinds import has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import Where, select
+from .seen import Seen, channels_last, cut, in_order, look
 
 Mode = Literal["train", "eval"]
 Loss = Callable[[Any, Any], Tensor]
+Result = TypeVar("Result")
 
 
 class NotMeasurable(ValueError):
@@ -74,11 +75,19 @@ class Probe:
         self.loss, self.where, self.seed, self.example = loss, where, seed, example
         self.mode: Mode = mode or ("train" if self.model.training else "eval")
         self._reference = reference
-        self._versions = [(tensor, tensor._version) for tensor in named_tensors(self.model).values()]
+        self._made_of = list(self.model.parameters())
+        self._as_made = [(tensor, tensor._version, memory(tensor)) for tensor in named_tensors(self.model).values()]
+        self._kept: dict[Callable[[Probe], Any], Any] = {}
 
     def __repr__(self) -> str:
         targets = "" if self.targets is None else " with targets"
         return f"Probe({type(self.model).__name__} in {self.mode} mode, {self.samples} samples{targets})"
+
+    def once(self, function: Callable[[Probe], Result]) -> Result:
+        """function(probe), computed when it is first asked for and kept: what several measures are taken of."""
+        if function not in self._kept:
+            self._kept[function] = function(self)
+        return self._kept[function]
 
     # running the model
 
@@ -86,12 +95,18 @@ class Probe:
     def running(self) -> Iterator[None]:
         """Run the model in here, in the probe's mode: it leaves no trace, and random numbers are the same every time."""
         self.check_unchanged()
-        with untouched(self.model):
+        with torch.inference_mode(False), untouched(self.model):  # in inference mode nothing can be differentiated
             self.model.train(self.mode == "train")
-            torch.default_generator.manual_seed(self.seed)
-            for device in {parameter.device for parameter in self.model.parameters() if parameter.is_cuda}:
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(self.seed)
+            with seeded(self.seed, self.model):
+                yield
+
+    @contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """`running`, with gradients and without autocast: what half precision loses, a derivative does not bring back."""
+        devices = {"cpu", *(parameter.device.type for parameter in self.model.parameters())}
+        with self.running(), torch.enable_grad(), ExitStack() as stack:
+            for device in devices:
+                stack.enter_context(torch.autocast(device, enabled=False))
             yield
 
     def forward(self, inputs: Any = None) -> Any:
@@ -120,8 +135,9 @@ class Probe:
         return self.loss
 
     def check_unchanged(self) -> None:
-        """Raise if weights or buffers were written since the probe was made."""
-        if any(tensor._version != version for tensor, version in self._versions):
+        """Raise if weights or buffers were written, moved or replaced since the probe was made."""
+        replaced = [id(parameter) for parameter in self.model.parameters()] != [id(made) for made in self._made_of]
+        if replaced or any(t._version != version or memory(t) != where for t, version, where in self._as_made):
             raise NotMeasurable("the model has changed since the probe was made: make a new Probe of it")
 
     # weights
@@ -147,6 +163,17 @@ class Probe:
         return dict(found.values())
 
     @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the batch's loss, by parameter; zero for those that it does not depend on. `.grad` is left alone."""
+        parameters = self.parameters
+        with self.differentiating():
+            loss = self.loss_of(self.forward())
+            if not loss.requires_grad:
+                raise NotMeasurable("the loss depends on no parameter that trains: it was computed without gradients")
+            found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+        return {name: gradient.detach() for name, gradient in zip(parameters, found, strict=True)}
+
+    @cached_property
     def reference(self) -> nn.Module:
         """The model at another time, as a module."""
         given = self._reference
@@ -155,18 +182,26 @@ class Probe:
                 "needs the model at another time, and the probe has none: keep first = copy.deepcopy(model) and give "
                 "Probe(model, batch, reference=first)"
             )
-        if isinstance(given, nn.Module):
-            reference = original(given)
-        else:
-            reference = copy.deepcopy(self.model)
-            reference.load_state_dict({plain(name): tensor for name, tensor in given.items()})
-        mine, theirs = named_tensors(self.model), named_tensors(reference)
+        mine = named_tensors(self.model)
+        theirs = named_tensors(given) if isinstance(given, nn.Module) else _plainly_named(given)
         other = [name for name in {**mine, **theirs} if name not in mine or name not in theirs]
         other += [name for name in mine if name in theirs and mine[name].shape != theirs[name].shape]
         if other:
             raise NotMeasurable(
                 f"reference is another model: {other[0]!r} is not the same in both. Give this one's own past"
             )
+        try:  # what is frozen may be shared: it is the same at any time
+            check_not_shared({name: tensor for name, tensor in mine.items() if tensor.requires_grad}, theirs, "reference")
+        except ValueError as problem:
+            raise NotMeasurable(str(problem)) from problem
+        if isinstance(given, nn.Module) and all(
+            (one.device, one.dtype) == (theirs[name].device, theirs[name].dtype) for name, one in mine.items()
+        ):
+            return original(given)
+        reference = copy.deepcopy(self.model)  # takes a state dict's weights, or those of a module elsewhere, to this batch
+        with torch.no_grad():
+            for name, tensor in named_tensors(reference).items():
+                tensor.copy_(theirs[name])
         return reference
 
     @cached_property
@@ -208,43 +243,58 @@ class Probe:
     @cached_property
     def activations(self) -> dict[str, Tensor]:
         """(samples, units) of each group, as the next layer reads them; positions and columns count as samples."""
-        return {name: self._finite(name, self._seen.tap.activations(name)) for name in self._units_of_seen}
+        return {name: self._finite(f"activations of {name}", self._seen.tap.activations(name)) for name in self.groups}
 
     @cached_property
     def preactivations(self) -> dict[str, Tensor]:
         """(samples, units) of each group, before the activation function and behind a norm that stands before it.
 
-        Groups that are products of several layers (gates) have no such thing, and are not here.
+        Groups whose units are products (gates), or are made by several layers, have no such thing, and are not here.
         """
         found = {
-            name: self._finite(name, _in_order(group, self.model, self._seen.before[name]))
+            name: self._finite(f"preactivations of {name}", in_order(group, self.model, self._seen.before[name].values))
             for name, group in self.groups.items()
             if name in self._seen.before
         }
         if not found:
-            raise NotMeasurable("needs units that one layer makes; those of this model are products of several (gates)")
+            raise NotMeasurable("needs units that one layer makes alone; those of this model are products (gates)")
         return found
 
     @cached_property
     def slopes(self) -> dict[str, Tensor]:
-        """(samples, units): the mean |∂h/∂z| over positions, of activations h in preactivations z."""
+        """(samples, units): the mean |∂h/∂z| over positions, of activations h in preactivations z.
+
+        Norms and dropout behind the activation function are left out: a batch norm makes Σh the same whatever z is. Columns
+        that read the same z twice, as of a concatenated ReLU, add up before the mean.
+        """
         slopes: dict[str, Tensor] = {}
-        seen = self._look(cut=True)
-        for name in self.preactivations:
-            group, cut = self.groups[name], seen.cuts[name]
-            read = seen.tap.activations(name).float()
-            (slope,) = torch.autograd.grad(read.sum(), cut, allow_unused=True, retain_graph=True)
-            slope = torch.zeros_like(cut) if slope is None else slope
-            by_unit = _in_order(group, self.model, slope.abs())  # (samples · positions of z, units)
-            positions = read.shape[0] // self.samples  # of h: pooling leaves fewer than z has
-            slopes[name] = by_unit.reshape(self.samples, -1, group.size).sum(1) / positions
+        wanted = self.preactivations
+        with self.running(), torch.enable_grad():
+            tap, cuts = cut(self.model, self.groups, self._seen, self.forward)
+            for name in wanted:
+                group, before, read = self.groups[name], cuts[name], tap.activations(name)
+                total = read.sum(dtype=work_dtype(read.dtype))
+                if total.requires_grad:
+                    (slope,) = torch.autograd.grad(total, before, retain_graph=True, materialize_grads=True)
+                else:
+                    slope = torch.zeros_like(before)  # an activation function without a derivative, as a step
+                slope = slope.abs().to(total.dtype)
+                by_unit = in_order(group, self.model, slope)  # (samples · positions of z, units)
+                positions, rest = divmod(read.shape[0], self.samples)  # of h: pooling leaves fewer than z has
+                if rest or by_unit.shape[0] % self.samples:
+                    raise NotMeasurable(f"needs as many positions of every sample, and {name} has {read.shape[0]} in all")
+                by_sample = by_unit.reshape(self.samples, -1, group.size).sum(1) / positions
+                slopes[name] = self._finite(f"slopes of {name}", by_sample)
         return slopes
 
     @cached_property
     def features(self) -> dict[str, Tensor]:
-        """(samples, channels): the activations of every group of units and, as "head:input", what output layers read."""
+        """(samples, channels): the activations of every group of units and, as "head:input", what output layers read.
+
+        The latter only where that is not just the units of one group.
+        """
         heads = {
-            f"{name}:input": self._finite(f"{name}:input", _channels_last(self.model, name, inputs))
+            f"{name}:input".lstrip(":"): self._finite(f"inputs of {name}", channels_last(self.model, name, inputs))
             for name, inputs in self._seen.heads.items()
         }
         found = {**(self.activations if self._units_of_seen else {}), **heads}
@@ -256,7 +306,7 @@ class Probe:
     def sample_features(self) -> dict[str, Tensor]:
         """The same as one row for each sample, with all its positions: (samples, positions · channels)."""
         raw = {name: self._seen.tap.read(name) for name in self._units_of_seen}
-        raw |= {f"{name}:input": inputs for name, inputs in self._seen.heads.items()}
+        raw |= {f"{name}:input".lstrip(":"): inputs for name, inputs in self._seen.heads.items()}
         if not raw:
             raise NotMeasurable(self._no_features)
         for name, inputs in raw.items():
@@ -264,17 +314,17 @@ class Probe:
                 raise NotMeasurable(
                     f"needs features with samples on their first axis, and those of {name} are {tuple(inputs.shape)}"
                 )
-        return {name: self._finite(name, inputs.flatten(1)) for name, inputs in raw.items()}
+        return {name: self._finite(f"features of {name}", inputs.flatten(1)) for name, inputs in raw.items()}
 
     @cached_property
     def outputs(self) -> Any:
         """What the model returns for the batch."""
         return self._seen.outputs
 
-    def _finite(self, name: str, values: Tensor) -> Tensor:
+    def _finite(self, what: str, values: Tensor) -> Tensor:
         values = values.to(work_dtype(values.dtype))
         if not values.isfinite().all():
-            raise NotMeasurable(f"the activations of {name} hold NaN or infinite values: look at the batch and the weights")
+            raise NotMeasurable(f"{what} for this batch are NaN or infinite: look at its inputs and the weights")
         return values
 
     _no_features = "this model has neither hidden units nor a layer that is known to make its output"
@@ -284,30 +334,16 @@ class Probe:
         return list(self._seen.tap.groups)
 
     @cached_property
-    def _seen(self) -> _Seen:
-        with torch.no_grad():
-            return self._look()
-
-    def _look(self, cut: bool = False) -> _Seen:
-        """Run the model once and keep what measures of units and features need.
-
-        cut: have every group's preactivations begin a graph of their own, for derivatives of what is computed from them.
-        """
+    def _seen(self) -> Seen:
         try:
             groups = self.groups
         except NotMeasurable:
             groups = {}  # features may be there all the same; who needs units asks for them and gets the error
-        read = {group.readers[0].layer for group in groups.values()}
-        heads = [name for name in self._heads if name not in read]
-        with self.running(), torch.set_grad_enabled(cut):
-            tap = Tap(self.model, list(groups.values()), detach=not cut, always=True, compiled=False)
-            seen = _Seen(tap)
-            for name, group in groups.items():
-                _watch_preactivations(self.model, name, group, seen, cut)
-            for name in heads:
-                _watch_inputs(self.model, name, seen)
-            seen.outputs = self.forward()
-            tap.close()
+        with self.running():
+            seen = look(self.model, groups, self._heads, self.forward)
+        missed = [name for name in groups if name not in seen.tap.inputs]
+        if missed:
+            raise NotMeasurable(f"the model's units of {missed[0]} were not computed for this batch in {self.mode} mode")
         return seen
 
     @cached_property
@@ -315,69 +351,12 @@ class Probe:
         for example in [self.example] if self.example is not None else [None, self.inputs]:
             found = output_layers(self.model, example)
             if found:
-                return found
+                return [name for name in found if has_rows_and_columns(self.model.get_submodule(name))]
         return []
 
 
-@dataclass
-class _Seen:
-    """What one run of the model showed."""
-
-    tap: Tap
-    before: dict[str, Tensor] = field(default_factory=dict)  # preactivations by group
-    cuts: dict[str, Tensor] = field(default_factory=dict)  # the same, as leaves of a graph
-    heads: dict[str, Tensor] = field(default_factory=dict)  # inputs of output layers
-    outputs: Any = None
-
-
-def _watch_preactivations(model: nn.Module, name: str, group: UnitGroup, seen: _Seen, cut: bool) -> None:
-    """Keep what the group's layer makes or, if a norm takes exactly that, what the norm makes of it."""
-    makers = {slot.layer for slot in group.makers}
-    if len(makers) > 1:
-        return
-
-    def made(layer: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        seen.before[name] = output.detach().clone()  # a copy: the activation function may work in place
-        return keep(output)
-
-    def normed(layer: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        # What stands behind the activation function is given something else than the layer made.
-        if name in seen.before and torch.equal(args[0].detach(), seen.before[name]):
-            seen.before[name] = output.detach().clone()
-            return keep(output)
-        return None
-
-    def keep(output: Tensor) -> Tensor | None:
-        if not cut:
-            return None
-        seen.cuts[name] = output.detach().requires_grad_()
-        return seen.cuts[name].clone()  # a leaf must not be written to in place
-
-    model.get_submodule(next(iter(makers))).register_forward_hook(made)
-    for norm in dict.fromkeys(slot.layer for slot in group.norms):
-        model.get_submodule(norm).register_forward_hook(normed)
-
-
-def _watch_inputs(model: nn.Module, name: str, seen: _Seen) -> None:
-    def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.heads[name] = (args[0] if args else next(iter(kwargs.values()))).detach()
-
-    model.get_submodule(name).register_forward_pre_hook(keep, with_kwargs=True)
-
-
-def _in_order(group: UnitGroup, model: nn.Module, made: Tensor) -> Tensor:
-    """A layer's outputs as (samples, units) in the group's order of units."""
-    slot = group.makers[0]
-    channels = _channels_last(model, slot.layer, made)
-    order = torch.argsort(slot.units, stable=True)[(slot.units < 0).sum() :]
-    return channels[:, order]
-
-
-def _channels_last(model: nn.Module, layer: str, values: Tensor) -> Tensor:
-    """Inputs or outputs of a layer as (samples, channels)."""
-    positions = affine(model.get_submodule(layer)).positions
-    values = values if positions is None else values.movedim(-positions - 1, -1)
-    return values.reshape(-1, values.shape[-1])
+def _plainly_named(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {plain(name): tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

@@ -1,9 +1,12 @@
 """Measures of hidden units: who is active, who is not.
 
-Activations are (samples, units) as the next layer reads them; positions of images and sequences count as samples.
+Activations are (samples, units) as the next layer reads them; positions of images and sequences count as samples. The share
+of a model is that of all its units, not the mean of its layers'.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -19,3 +22,100 @@ def activity_scores(mean_abs: Tensor) -> Tensor:
     """
     mean = mean_abs.mean()
     return torch.where(mean > 0, mean_abs / mean, torch.zeros_like(mean_abs))
+
+
+def smallest_activity(activations: Tensor) -> Tensor:
+    """min_i s_i: the activity of a layer's least active unit, as a multiple of the layer's mean (Sokar et al. 2023).
+
+    >>> smallest_activity(torch.tensor([[1.0, 3.0], [1.0, -3.0]]))
+    tensor(0.5000)
+    """
+    return activity_scores(_of_units(activations).abs().mean(0)).amin()
+
+
+def dormant_fraction(activations: Tensor, tau: float = 0.025) -> Tensor:
+    """The share of τ-dormant units, those with s_i ≤ τ (Sokar et al. 2023; `activity_scores`).
+
+    Sokar, Agarwal, Castro & Evci: The Dormant Neuron Phenomenon in Deep Reinforcement Learning, ICML 2023. In a layer that
+    is silent as a whole all units are dormant.
+
+    >>> dormant_fraction(torch.tensor([[0.0, 1.0, 0.01, 3.0], [0.0, 2.0, 0.01, 0.0]]))
+    tensor(0.5000)
+    """
+    if not tau >= 0:
+        raise ValueError(f"tau={tau}: give a multiple of the layer's mean activity, 0 or more")
+    return _share(activity_scores(_of_units(activations).abs().mean(0)) <= tau)
+
+
+def dead_fraction(activations: Tensor) -> Tensor:
+    """The share of dead units, those that are zero for every sample.
+
+    >>> dead_fraction(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
+    tensor(0.5000)
+    """
+    return _share((_of_units(activations) == 0).all(0))
+
+
+def margins(preactivations: Tensor) -> Tensor:
+    """m_j = -max_x z_j(x): how far each unit is from firing for any sample; negative if it does.
+
+    >>> margins(torch.tensor([[-1.0, 2.0], [-3.0, -4.0]]))
+    tensor([ 1., -2.])
+    """
+    return -_of_units(preactivations).amax(0)
+
+
+def margin_dead_fraction(preactivations: Tensor, gamma: float = 0.0) -> Tensor:
+    """The share of units that are dead with margin γ: z_j(x) ≤ -γ for every sample (He et al. 2025, definition 6.1).
+
+    He, Guo, Prakash, Tiwari, Tao, Serapio, Greenwald & Konidaris: Spectral Collapse Drives Loss of Plasticity in Deep
+    Continual Learning. For γ = 0 and ReLU these are the dead units.
+
+    >>> z = torch.tensor([[-1.0, 0.0, 2.0], [-3.0, -4.0, -1.0]])
+    >>> margin_dead_fraction(z), margin_dead_fraction(z, gamma=0.5)
+    (tensor(0.6667), tensor(0.3333))
+    """
+    if not gamma >= 0:
+        raise ValueError(f"gamma={gamma}: give a margin, 0 or more")
+    return _share(margins(preactivations) >= gamma)
+
+
+def saturated_fraction(slopes: Tensor, epsilon: float = 0.01) -> Tensor:
+    """The share of saturated units, those whose activation function has a slope of at most ε for every sample.
+
+    slopes: (samples, units), |∂h/∂z|, as `Probe.slopes` has them. No gradient reaches the weights of such a unit; the dead
+    units of ReLU are a special case.
+
+    >>> saturated_fraction(torch.tensor([[0.001, 1.0], [0.0, 0.0]]))
+    tensor(0.5000)
+    """
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon={epsilon}: give the largest slope that counts as none, 0 or more")
+    return _share((_of_units(slopes) <= epsilon).all(0))
+
+
+def sign_entropy(preactivations: Tensor) -> Tensor:
+    """The mean over units of H(p_j) in bits, p_j the share of samples with z_j > 0: 1 if signs are even, 0 if all are alike.
+
+        H(p) = -p log₂ p - (1 - p) log₂(1 - p)
+
+    The unit sign entropy of Lewandowski, Schuurmans & Machado: Plastic Learning with Deep Fourier Features, ICLR 2025. A
+    unit of ReLU whose sign never changes is linear, or dead.
+
+    >>> sign_entropy(torch.tensor([[1.0, 2.0], [-1.0, 3.0]]))
+    tensor(0.5000)
+    """
+    positive = (_of_units(preactivations) > 0).double().mean(0)
+    nats = torch.special.entr(positive) + torch.special.entr(1 - positive)
+    return (nats.mean() / math.log(2)).float()
+
+
+def _share(chosen: Tensor) -> Tensor:
+    return chosen.float().mean()
+
+
+def _of_units(values: Tensor) -> Tensor:
+    if not isinstance(values, Tensor) or values.ndim != 2 or not values.numel():
+        given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise ValueError(f"needs (samples, units), got {given}: flatten positions into samples first")
+    return values

@@ -1,4 +1,7 @@
-"""Measures of weights alone: no data needed."""
+"""Measures of weights alone: no data needed.
+
+All but `layer_deviation` are of matrices (..., out, in), batched over leading axes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,12 @@ from torch import Tensor
 
 from ..inventory import WeightMatrix
 from ..linalg import smaller_side_deviation
+from ..linalg.effective_rank import effective_rank_of_spectrum as _effective_rank_of_one
 from ..linalg.polar_factor import work_dtype
+from .probe import NotMeasurable
+
+# From this ratio of the sides on, reducing a matrix to a square one first makes its singular values cheaper.
+_TALL = 2
 
 
 def layer_deviation(weight: WeightMatrix) -> Tensor:
@@ -29,3 +37,124 @@ def layer_deviation(weight: WeightMatrix) -> Tensor:
     matrices = matrices.to(work_dtype(matrices.dtype)) / weight.scale
     with torch.autocast(matrices.device.type, enabled=False):
         return smaller_side_deviation(matrices).mean() / stack.sides[1]
+
+
+def frobenius_norm(matrix: Tensor) -> Tensor:
+    """‖W‖_F, the square root of the sum of squared weights.
+
+    >>> frobenius_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    tensor(5.)
+    """
+    return torch.linalg.matrix_norm(_exact(matrix))
+
+
+def norm_growth(matrix: Tensor, reference: Tensor) -> Tensor:
+    """‖W‖_F / ‖W_ref‖_F: by which factor a weight has grown since the reference.
+
+    >>> norm_growth(3 * torch.eye(2), torch.eye(2))
+    tensor(3.)
+    """
+    return frobenius_norm(matrix) / _norm_of_reference(matrix, reference)
+
+
+def relative_distance(matrix: Tensor, reference: Tensor) -> Tensor:
+    """‖W - W_ref‖_F / ‖W_ref‖_F: how far a weight has moved since the reference, as a share of what it was.
+
+    >>> relative_distance(3 * torch.eye(2), torch.eye(2))
+    tensor(2.)
+    """
+    norm = _norm_of_reference(matrix, reference)
+    return frobenius_norm(_exact(matrix) - _exact(reference).to(matrix.device)) / norm
+
+
+def spectral_norm(matrix: Tensor) -> Tensor:
+    """‖W‖₂ = σ_max, the largest factor by which the matrix stretches a vector.
+
+    >>> spectral_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    tensor(4.)
+    """
+    return spectral_norm_of_spectrum(singular_values(matrix))
+
+
+def condition_number(matrix: Tensor) -> Tensor:
+    """κ = σ_max/σ_min: 1 for a multiple of an isometry, infinite for a singular matrix.
+
+    The smallest of the min(out, in) singular values counts as zero below eps·max(out, in)·σ_max, the rounding error of its
+    dtype. A matrix of zeros has no condition.
+
+    >>> condition_number(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
+    tensor(6.)
+    >>> condition_number(torch.ones(2, 2))
+    tensor(inf)
+    """
+    return condition_number_of_spectrum(singular_values(matrix))
+
+
+def stable_rank(matrix: Tensor) -> Tensor:
+    """‖M‖²_F/‖M‖²₂ = Σσ²/σ_max²: the rank, as far as it carries weight (Rudelson & Vershynin 2007). 0 for zeros.
+
+    At most the rank, and unmoved by small singular values.
+
+    >>> stable_rank(torch.diag(torch.tensor([2.0, 2.0, 1.0])))
+    tensor(2.2500)
+    """
+    return stable_rank_of_spectrum(singular_values(matrix))
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """(..., k) singular values, largest first, in float32 or better; those at the level of rounding are zero.
+
+    That level is eps·max(rows, columns) of the largest, as for numpy's matrix_rank.
+
+    >>> singular_values(torch.diag(torch.tensor([2.0, 3.0, 1e-9])))
+    tensor([3., 2., 0.])
+    """
+    exact = _exact(matrix)
+    tall = exact.mT if exact.shape[-1] > exact.shape[-2] else exact
+    with torch.autocast(exact.device.type, enabled=False):
+        if tall.shape[-2] >= _TALL * tall.shape[-1]:
+            tall = torch.linalg.qr(tall, mode="r").R
+        values = torch.linalg.svdvals(tall)
+    noise = torch.finfo(exact.dtype).eps * max(exact.shape[-2:]) * values[..., :1]
+    return torch.where(values > noise, values, 0)
+
+
+def spectral_norm_of_spectrum(values: Tensor) -> Tensor:
+    """`spectral_norm` from singular values."""
+    return values.amax(-1)
+
+
+def condition_number_of_spectrum(values: Tensor) -> Tensor:
+    """`condition_number` from singular values."""
+    largest, smallest = values.amax(-1), values.amin(-1)
+    if not (largest > 0).all():
+        raise NotMeasurable("a matrix of zeros has no condition number: leave it out with where=...")
+    return largest / smallest
+
+
+def stable_rank_of_spectrum(values: Tensor) -> Tensor:
+    """`stable_rank` from singular values."""
+    largest = values.amax(-1, keepdim=True)
+    return torch.where(largest > 0, values / largest, 0).square().sum(-1)
+
+
+def effective_rank_of_spectrum(values: Tensor) -> Tensor:
+    """`effective_rank` from singular values, batched over leading axes."""
+    rows = values.reshape(-1, values.shape[-1])
+    return torch.vmap(_effective_rank_of_one)(rows).reshape(values.shape[:-1])
+
+
+def _exact(matrix: Tensor) -> Tensor:
+    if not isinstance(matrix, Tensor) or matrix.ndim < 2:
+        given = f"shape {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
+        raise ValueError(f"needs a matrix (..., out, in), got {given}: replastic.unfolded.unfold shows a model's")
+    return matrix.to(work_dtype(matrix.dtype))
+
+
+def _norm_of_reference(matrix: Tensor, reference: Tensor) -> Tensor:
+    if matrix.shape != reference.shape:
+        raise ValueError(f"compares matrices of one shape, got {tuple(matrix.shape)} and {tuple(reference.shape)}")
+    norm = frobenius_norm(reference).to(matrix.device)
+    if not (norm > 0).all():
+        raise NotMeasurable("the reference is all zeros, of which nothing is a multiple: leave it out with where=...")
+    return norm

@@ -1,0 +1,108 @@
+"""Measures of features: what a layer tells samples apart by.
+
+Features are (samples, channels); positions of images and sequences count as samples. The covariance is of one row a sample.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..linalg.effective_rank import effective_rank as effective_rank
+from ..linalg.polar_factor import work_dtype
+from .probe import NotMeasurable
+from .weights import singular_values
+
+
+def srank(features: Tensor, delta: float = 0.01) -> Tensor:
+    """srank_δ = min{k : Σ_{i≤k} σ_i / Σ σ_i ≥ 1 - δ}: how many directions hold all but δ of it (Kumar et al. 2021).
+
+    Kumar, Agarwal, Ghosh & Levine: Implicit Under-Parameterization Inhibits Data-Efficient Deep Reinforcement Learning, ICLR
+    2021. 0 for features that are all zero.
+
+    >>> srank(torch.eye(4)), srank(torch.diag(torch.tensor([1.0, 1.0, 0.001])))
+    (tensor(4), tensor(2))
+    """
+    return srank_of_spectrum(singular_values(_rows(features)), delta)
+
+
+def threshold_rank(features: Tensor, epsilon: float = 0.01) -> Tensor:
+    """#{i : σ_i(Φ/√n) > ε}: in how many directions n samples vary by more than ε (Lyle, Rowland & Dabney 2022).
+
+    Their feature rank, of "Understanding and Preventing Capacity Loss in Reinforcement Learning", ICLR 2022.
+
+    >>> threshold_rank(torch.diag(torch.tensor([1.0, 1.0, 0.001])))
+    tensor(2)
+    """
+    rows = _rows(features)
+    return threshold_rank_of_spectrum(singular_values(rows) / math.sqrt(len(rows)), epsilon)
+
+
+def feature_norm(features: Tensor) -> Tensor:
+    """The mean of ‖φ(x)‖₂ over samples.
+
+    >>> feature_norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+    tensor(3.)
+    """
+    return torch.linalg.vector_norm(_rows(features), dim=1).mean()
+
+
+def normalised_feature_covariance(features: Tensor) -> Tensor:
+    """C = HHᵀ/‖H‖²_F, (samples, samples): which samples look alike to the network, whatever the features' scale.
+
+    Han et al. (FIRE, ICLR 2026), section 3.1. One row of `features` is one sample with all its positions.
+
+    >>> normalised_feature_covariance(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])
+    """
+    rows = _rows(features)
+    norm = torch.linalg.matrix_norm(rows)
+    if not norm > 0:
+        raise NotMeasurable("features that are all zero have no normalised covariance")
+    rows = rows / norm  # before the product, which would overflow for large features
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows @ rows.mT
+
+
+def feature_covariance_distance(features: Tensor, reference: Tensor) -> Tensor:
+    """‖C - C_ref‖_F of the normalised feature covariances: how far the features have turned since the reference.
+
+    Han et al. (FIRE, ICLR 2026), section 3.1: what a small SFE keeps small. Between 0 and √2.
+
+    >>> feature_covariance_distance(torch.eye(4), 2 * torch.eye(4))
+    tensor(0.)
+    >>> feature_covariance_distance(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]]))
+    tensor(1.4142)
+    """
+    if len(features) != len(reference):
+        raise ValueError(f"compares features of the same samples, got {len(features)} and {len(reference)} of them")
+    now, then = normalised_feature_covariance(features), normalised_feature_covariance(reference)
+    return torch.linalg.matrix_norm(now - then.to(now))
+
+
+def srank_of_spectrum(values: Tensor, delta: float = 0.01) -> Tensor:
+    """`srank` from singular values, largest first."""
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta={delta}: give the share of the singular values that may be left out, from 0 to below 1")
+    sums = values.double().cumsum(0)
+    # A share that is reached but for rounding is reached: 99 of 100 equal values are all but 1 %.
+    rounding = torch.finfo(values.dtype).eps * len(values)
+    enough = sums >= (1 - delta - rounding) * sums[-1]
+    return torch.where(sums[-1] > 0, enough.int().argmax() + 1, 0)
+
+
+def threshold_rank_of_spectrum(values: Tensor, epsilon: float = 0.01) -> Tensor:
+    """`threshold_rank` from the singular values of Φ/√n."""
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon={epsilon}: give the singular value above which a direction counts, 0 or more")
+    return (values > epsilon).sum()
+
+
+def _rows(features: Tensor) -> Tensor:
+    if not isinstance(features, Tensor) or features.ndim != 2 or not features.numel():
+        given = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else f"a {type(features).__name__}"
+        raise ValueError(f"needs features (samples, channels), got {given}: flatten positions into samples first")
+    return features.to(work_dtype(features.dtype))

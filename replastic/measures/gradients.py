@@ -1,0 +1,213 @@
+"""Measures of gradients: how strong they are, and whether samples pull in one direction.
+
+The gradient of sample i is that of its own term, loss(outputs[i:i+1], targets[i:i+1]), of the batch's one forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..linalg.effective_rank import effective_rank_of_spectrum
+from ..linalg.polar_factor import work_dtype
+from .probe import NotMeasurable, Probe
+
+# Bytes of per-sample gradients that are held at once. A block more costs a backward pass of every sample more: ResNet-18 and
+# 128 samples take eleven.
+BUDGET = 2**30
+# How much the loss of a sample may differ when it is computed alone. TF32 keeps ten bits, and rounds to 1e-3.
+_SAME_LOSS = 2e-3
+
+
+def gradient_norm(gradient: Tensor) -> Tensor:
+    """‖∇L‖₂ of the batch's loss, by parameter and of all together.
+
+    >>> gradient_norm(torch.tensor([[3.0], [4.0]]))
+    tensor(5.)
+    """
+    return torch.linalg.vector_norm(gradient, dtype=work_dtype(gradient.dtype))
+
+
+def sample_gradient_gram(probe: Probe, *, vectorised: bool | None = None, budget: int = BUDGET) -> Tensor:
+    """G_ij = <∇ℓ_i, ∇ℓ_j>, (samples, samples), of every sample's own loss ℓ_i; in float64.
+
+    Of parameters that train, a block of them at a time, so that memory stays within `budget` bytes and that of a forward
+    pass; more blocks take more backward passes. Without autocast; TF32 is as torch is set.
+
+    vectorised: True has all samples differentiated at once, each on its own (torch.func); False has the terms of the batch's
+        pass differentiated one after another, which is slower and always right. None: at once, if the losses are those of
+        the batch's pass. They are not if samples see each other (batch norm in training mode), and code that draws random
+        numbers (dropout) or branches on data cannot be vectorised at all.
+    """
+    probe.require_loss()
+    blocks = list(_blocks(list(probe.parameters.values()), max(budget // (8 * probe.samples), 1)))
+    terms = _terms(probe)
+    if vectorised is None or vectorised:
+        try:
+            gram = _all_at_once(probe, blocks, terms, budget)
+        except NotMeasurable:
+            raise
+        except Exception as problem:  # any code may stand in forward, and vmap refuses it in as many ways
+            if vectorised:
+                raise NotMeasurable(f"this model cannot be vectorised: {problem}") from problem
+            gram = None
+        if gram is not None and gram.any():  # none at all: the other way tells whether the loss was cut off from weights
+            return gram
+        if gram is None and vectorised:
+            raise NotMeasurable("samples of this model see each other, or draw random numbers: take vectorised=False")
+    return _one_by_one(probe, blocks)
+
+
+def gradient_covariance(gram: Tensor) -> Tensor:
+    """C_ij = <∇ℓ_i, ∇ℓ_j>/(‖∇ℓ_i‖‖∇ℓ_j‖), the cosines between samples' gradients (Lyle et al. 2023).
+
+    Lyle, Zheng, Nikishin, Avila Pires, Pascanu & Dabney: Understanding Plasticity in Neural Networks, ICML 2023. Samples
+    without a gradient have no direction, and are not in it.
+
+    >>> gradient_covariance(torch.tensor([[4.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    tensor([[1.0000, 0.5000],
+            [0.5000, 1.0000]])
+    """
+    norms = gram.diagonal().clamp_min(0).sqrt()
+    kept = norms > 0
+    if int(kept.sum()) < 2:
+        raise NotMeasurable(f"needs two samples with a gradient, and {int(kept.sum())} of {len(gram)} have one")
+    return gram[kept][:, kept] / norms[kept] / norms[kept, None]
+
+
+def gradient_collinearity(gram: Tensor) -> Tensor:
+    """The mean cosine between the gradients of two different samples: 1 if all pull in one direction (Lyle et al. 2023).
+
+    See `gradient_covariance`.
+
+    >>> gradient_collinearity(torch.tensor([[4.0, 1.0], [1.0, 1.0]]))
+    tensor(0.5000)
+    """
+    cosines = gradient_covariance(gram)
+    pairs = len(cosines) * (len(cosines) - 1)
+    return (cosines.sum() - cosines.diagonal().sum()) / pairs
+
+
+def gradient_rank(gram: Tensor) -> Tensor:
+    """The effective rank of the samples' gradients: how many directions they pull in, in effect; 0 if there are none.
+
+    exp(-Σ p log p), p = σ/Σσ, of the matrix with a row ∇ℓ_i for each sample, whose Gram matrix has the eigenvalues σ².
+
+    >>> gradient_rank(torch.eye(3)), gradient_rank(torch.ones(3, 3))
+    (tensor(3.), tensor(1.))
+    """
+    squares = torch.linalg.eigvalsh(gram.double()).clamp_min(0)
+    # Below this an eigenvalue is rounding; its square root would not look like it.
+    noise = torch.finfo(squares.dtype).eps * len(gram) * squares[-1]
+    return effective_rank_of_spectrum(torch.where(squares > noise, squares, 0).sqrt()).to(gram.dtype)
+
+
+_Block = tuple[list[nn.Parameter], slice]  # parameters, and which of their entries, laid end to end
+
+
+def _blocks(parameters: Sequence[nn.Parameter], most: int) -> Iterator[_Block]:
+    """All entries of all parameters once, in blocks of at most so many; only parameters that are larger are cut."""
+    held: list[nn.Parameter] = []
+    for parameter in parameters:
+        if held and sum(map(Tensor.numel, [*held, parameter])) > most:
+            yield held, slice(None)
+            held = []
+        if parameter.numel() > most:
+            for start in range(0, parameter.numel(), most):
+                yield [parameter], slice(start, start + most)
+        else:
+            held.append(parameter)
+    if held:
+        yield held, slice(None)
+
+
+def _terms(probe: Probe) -> Tensor:
+    """Every sample's loss in the batch's pass."""
+    with probe.differentiating(), torch.no_grad():
+        return torch.stack(_losses(probe))
+
+
+def _losses(probe: Probe) -> list[Tensor]:
+    outputs = probe.forward()
+    for what, value in {"outputs": outputs, "targets": probe.targets}.items():
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+        if not any(_by_sample(tensor, probe.samples) for tensor in tensors):
+            given = f"have shape {tuple(tensors[0].shape)}" if tensors else f"are a {type(value).__name__}"
+            raise NotMeasurable(f"needs {what} with the batch's {probe.samples} samples on the first axis, and they {given}")
+    one = [torch.tensor([index]) for index in range(probe.samples)]
+    return [probe.loss_of(_of(outputs, i, probe.samples), _of(probe.targets, i, probe.samples)) for i in one]
+
+
+def _one_by_one(probe: Probe, blocks: Sequence[_Block]) -> Tensor:
+    with probe.differentiating():
+        losses = _losses(probe)
+        if not all(loss.requires_grad for loss in losses):
+            raise NotMeasurable("the loss depends on no parameter that trains: it was computed without gradients")
+        gram = _zeros(probe)
+        for parameters, entries in blocks:
+            rows = [_row(loss, parameters)[entries].double() for loss in losses]
+            gram += _product(torch.stack(rows), gram)
+    return gram
+
+
+def _row(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def _all_at_once(probe: Probe, blocks: Sequence[_Block], terms: Tensor, budget: int) -> Tensor | None:
+    """None if the samples' losses are not those of the batch's pass."""
+    names = {id(parameter): name for name, parameter in probe.model.named_parameters()}
+    device = terms.device
+    indices = torch.arange(probe.samples, device=device)[:, None]
+    given = probe.inputs
+
+    def loss_of_one(chosen: dict[str, Tensor], index: Tensor) -> Tensor:
+        inputs = _of(given, index, probe.samples)
+        args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
+        outputs = functional_call(probe.model, chosen, args, kwargs)
+        return probe.require_loss()(outputs, _of(probe.targets, index, probe.samples)).squeeze()
+
+    gram = _zeros(probe)
+    for parameters, entries in blocks:
+        chosen = {names[id(parameter)]: parameter.detach() for parameter in parameters}
+        # A parameter that is cut is differentiated whole, of as many samples at a time as its gradients have room for.
+        chunk = max(budget // (8 * sum(map(Tensor.numel, parameters))), 1)
+        with probe.differentiating(), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that some function has no batched form, and is only slower
+            rows: list[Tensor] = []
+            for some in indices.split(chunk):
+                found, losses = vmap(grad_and_value(loss_of_one), in_dims=(None, 0))(chosen, some)
+                expected = terms[some[:, 0]]
+                tolerance = max(_SAME_LOSS, math.sqrt(torch.finfo(losses.dtype).eps)) * float(terms.abs().mean())
+                if not torch.allclose(losses.to(expected), expected, rtol=0, atol=tolerance):
+                    return None
+                rows.append(torch.cat([gradient.flatten(1) for gradient in found.values()], dim=1)[:, entries].double())
+            gram += _product(torch.cat(rows), gram)
+    return gram
+
+
+def _zeros(probe: Probe) -> Tensor:
+    device = next(iter(probe.parameters.values())).device
+    return torch.zeros(probe.samples, probe.samples, dtype=torch.float64, device=device)
+
+
+def _product(rows: Tensor, gram: Tensor) -> Tensor:
+    """Rows times their transpose, in float64: ranks are of square roots, which would show the rounding of anything less."""
+    return (rows @ rows.mT).to(gram.device)
+
+
+def _by_sample(value: Any, samples: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples
+
+
+def _of(value: Any, index: Tensor, samples: int) -> Any:
+    """The part of one sample, of tensors in dicts, tuples, model outputs; what is not by sample stays."""
+    return tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)) if _by_sample(leaf, samples) else leaf, value)

@@ -1,0 +1,509 @@
+"""What a probe shows of a model, against forward passes made by hand."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import replastic as rp
+from replastic.measures import NotMeasurable, Probe, measure
+from tests.zoo import ZOO
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def rows(images: Tensor) -> Tensor:
+    """(samples · positions, channels)"""
+    return images.movedim(1, -1).reshape(-1, images.shape[1])
+
+
+# activations, preactivations, slopes
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_an_mlp_is_seen_as_its_layers_compute_it(inplace: bool) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(inplace), nn.Linear(5, 4), nn.ReLU(inplace), nn.Linear(4, 2))
+    inputs = torch.randn(9, 3)
+    probe = Probe(net, inputs)
+    with torch.no_grad():
+        z = {"0": net[:1](inputs), "2": net[:3](inputs)}
+    assert probe.activations.keys() == probe.preactivations.keys() == probe.slopes.keys() == z.keys()
+    for name, values in z.items():
+        assert close(probe.preactivations[name], values)
+        assert close(probe.activations[name], values.relu())
+        assert close(probe.slopes[name], (values > 0).float())
+    assert close(probe.outputs, net(inputs).detach())
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_convolution_is_seen_behind_its_norm_and_before_a_relu_that_works_in_place(mode: Any) -> None:
+    convolution, norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+    net = nn.Sequential(convolution, norm, nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2))
+    with torch.no_grad():
+        norm.running_mean.normal_()
+        norm.weight.normal_()
+    inputs = torch.randn(4, 2, 6, 6)
+    probe = Probe(net, inputs, mode=mode)
+    statistics = (norm.running_mean.clone(), norm.running_var.clone()) if mode == "eval" else (None, None)
+    with torch.no_grad():
+        z = F.batch_norm(convolution(inputs), *statistics, norm.weight, norm.bias, training=mode == "train")
+        h = F.max_pool2d(z.relu(), 2)
+    assert close(probe.preactivations["0"], rows(z))
+    assert close(
+        probe.activations["0"].sort(0).values, rows(h).sort(0).values
+    )  # columns of the flattened come in their order
+    # Every position of h is one z, with slope 1 where it is positive: of four positions, those that fire.
+    assert close(probe.slopes["0"], (h > 0).float().mean((2, 3)))
+    assert close(probe.sample_features["0"], h.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.BatchNorm1d(5), lambda: nn.LayerNorm(5), lambda: nn.BatchNorm1d(5, affine=False)]
+)
+@pytest.mark.parametrize("always_positive", [False, True])
+def test_a_norm_behind_the_activation_is_no_part_of_the_preactivation(
+    make: Callable[[], nn.Module], always_positive: bool
+) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), make(), nn.Linear(5, 2))
+    if always_positive:  # ReLU then changes nothing, and must be seen all the same
+        with torch.no_grad():
+            net[0].bias.fill_(50)
+    inputs = torch.randn(9, 3)
+    probe = Probe(net, inputs)
+    with torch.no_grad():
+        z, h = net[0](inputs), copy.deepcopy(net)[:3](inputs)
+    assert close(probe.preactivations["0"], z)
+    assert torch.allclose(probe.activations["0"], h, atol=1e-4)
+    assert close(probe.slopes["0"], (z > 0).float())  # and the norm, which makes Σh constant, does not hide them
+
+
+def test_an_activation_in_place_of_positive_values_is_still_before_the_norm() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(inplace=True), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    with torch.no_grad():
+        net[0].bias.fill_(50)
+    inputs = torch.randn(9, 3)
+    assert close(Probe(net, inputs).preactivations["0"], net[0](inputs).detach())
+
+
+def test_a_norm_of_what_lies_in_memory_that_preactivations_had_is_behind_the_activation() -> None:
+    class Reusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.make, self.norm, self.read = nn.Linear(3, 64), nn.LayerNorm(64), nn.Linear(64, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.make(x)
+            h = torch.tanh(z)
+            del z
+            return self.read(self.norm(h * 1.5))  # made where z was, as a rule
+
+    net, inputs = Reusing(), torch.randn(64, 3)
+    assert close(Probe(net, inputs).preactivations["make"], net.make(inputs).detach())
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.LayerNorm(5), nn.LayerNorm(5, elementwise_affine=False), nn.BatchNorm1d(5, affine=False, track_running_stats=False)],
+    ids=["affine", "plain", "batch statistics"],
+)
+def test_a_norm_before_the_activation_counts_whether_or_not_it_has_weights(norm: nn.Module) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), norm, nn.ReLU(), nn.Linear(5, 2))
+    inputs = torch.randn(9, 3)
+    probe = Probe(net, inputs)
+    with torch.no_grad():
+        z = norm(net[0](inputs))
+    assert close(probe.preactivations["0"], z)
+    assert close(probe.slopes["0"], (z > 0).float())
+
+
+def test_two_norms_in_a_row_are_both_before_the_activation() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 2))
+    inputs = torch.randn(9, 3)
+    expected = copy.deepcopy(net)[:3](inputs).detach()
+    assert close(Probe(net, inputs).preactivations["0"], expected)
+
+
+def test_a_prelu_is_an_activation_and_no_norm() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.PReLU(5, init=0.3), nn.Linear(5, 2))
+    inputs = torch.randn(9, 3)
+    probe = Probe(net, inputs)
+    z = net[0](inputs).detach()
+    assert close(probe.preactivations["0"], z)
+    assert close(probe.slopes["0"], torch.where(z > 0, 1.0, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("activation", "slope"),
+    [
+        (nn.Tanh(), lambda z: 1 - z.tanh() ** 2),
+        (nn.Sigmoid(), lambda z: z.sigmoid() * (1 - z.sigmoid())),
+        (nn.LeakyReLU(0.2), lambda z: torch.where(z > 0, 1.0, 0.2)),
+        (
+            nn.GELU(),  # Φ(z) + zφ(z)
+            lambda z: (0.5 * (1 + torch.erf(z / 2**0.5)) + z * (-(z**2) / 2).exp() / (2 * torch.pi) ** 0.5).abs(),
+        ),
+    ],
+    ids=["tanh", "sigmoid", "leaky", "gelu"],
+)
+def test_slopes_are_the_derivative_in_closed_form(activation: nn.Module, slope: Callable[[Tensor], Tensor]) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), activation, nn.Linear(5, 2))
+    inputs = 2 * torch.randn(9, 3)
+    assert close(Probe(net, inputs).slopes["0"], slope(net[0](inputs).detach()))
+
+
+def test_slopes_are_the_mean_over_positions_of_a_sequence() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    inputs = torch.randn(4, 7, 3)
+    z = net[0](inputs).detach()
+    probe = Probe(net, inputs)
+    assert close(probe.slopes["0"], (1 - z.tanh() ** 2).mean(1))
+    assert close(probe.activations["0"], z.tanh().reshape(28, 5))
+    assert close(probe.sample_features["0"], z.tanh().reshape(4, 35))
+
+
+def test_slopes_leave_dropout_out() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 2))
+    inputs = torch.randn(9, 3)
+    assert close(Probe(net, inputs, mode="train").slopes["0"], 1 - net[0](inputs).detach().tanh() ** 2)
+
+
+class CReLU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.make, self.read = nn.Linear(3, 5), nn.Linear(10, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.make(x)
+        return self.read(torch.cat([z.relu(), (-z).relu()], -1))
+
+
+def test_a_concatenated_relu_has_one_preactivation_and_two_columns_a_unit() -> None:
+    net, inputs = CReLU(), torch.randn(9, 3)
+    probe = Probe(net, inputs)
+    z = net.make(inputs).detach()
+    assert close(probe.preactivations["make"], z)
+    assert probe.activations["make"].shape == (18, 5)
+    assert close(probe.activations["make"].unflatten(0, (9, 2)).sum(1), z.abs())
+    assert close(probe.slopes["make"], torch.full((9, 5), 0.5))  # one of the two columns follows z, at any z
+    found = measure(probe, ["dead_fraction", "saturated_fraction"])
+    assert found["dead_fraction"] == found["saturated_fraction"] == 0
+    assert probe.features.keys() == {"make", "read:input"}  # what the head reads is not the units, a column each
+
+
+class Gated(nn.Module):
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(3, 10 if fused else 5)
+        self.up = None if fused else nn.Linear(3, 5)
+        self.down = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x).chunk(2, -1) if self.up is None else (self.gate(x), self.up(x))
+        return self.down(F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["margin_dead_fraction", "saturated_fraction", "sign_entropy"])
+def test_gated_units_have_activations_and_no_preactivations(fused: bool, name: str) -> None:
+    net, inputs = Gated(fused), torch.randn(9, 3)
+    probe = Probe(net, inputs)
+    gate, up = net.gate(inputs).chunk(2, -1) if net.up is None else (net.gate(inputs), net.up(inputs))
+    assert close(probe.activations["gate"], (F.silu(gate) * up).detach())
+    with pytest.raises(NotMeasurable, match=f"{name}: needs units that one layer makes alone"):
+        measure(probe, name)
+
+
+def test_a_glu_layer_makes_gated_units_too() -> None:
+    net = nn.Sequential(nn.Linear(3, 10), nn.GLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    probe = Probe(net, torch.randn(9, 3))
+    assert {name: values.shape[1] for name, values in probe.activations.items()} == {"0": 5, "2": 4}
+    assert probe.preactivations.keys() == probe.slopes.keys() == {"2"}
+
+
+# features
+
+
+def test_features_are_activations_and_what_the_head_reads() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    inputs = torch.randn(5, 1, 3, 3)
+    probe = Probe(net, inputs)
+    h = net[:2](inputs).detach()
+    assert probe.features.keys() == {"0", "3:input"}
+    assert probe.features["0"].shape == (20, 3)  # positions are samples
+    assert close(probe.features["3:input"], h.flatten(1))
+
+
+def test_a_head_that_reads_one_group_s_units_is_not_listed_twice() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    assert Probe(net, torch.randn(9, 3)).features.keys() == {"0"}
+
+
+def test_a_model_that_ends_in_a_norm_shows_its_units() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.LayerNorm(4))
+    assert Probe(net, torch.randn(9, 3)).features.keys() == {"0"}
+
+
+def test_a_layer_alone_has_its_input_for_features_and_no_units() -> None:
+    layer, inputs = nn.Linear(3, 2), torch.randn(9, 3)
+    probe = Probe(layer, inputs)
+    assert close(probe.features["input"], inputs)
+    for name in ("dead_fraction", "dormant_fraction", "sign_entropy", "saturated_fraction", "smallest_activity"):
+        with pytest.raises(NotMeasurable, match=f"{name}: this model has no hidden units"):
+            measure(probe, name)
+
+
+# what a model may be
+
+
+def test_a_compiled_model_is_measured_as_its_original_and_is_not_compiled_anew() -> None:
+    compilations: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compilations.append(1)
+        return graph.forward
+
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    data = (torch.randn(9, 3), torch.randint(2, (9,)))
+    names = [name for name, entry in rp.measures.MEASURES.items() if not entry.by_name and entry.family != "curvature"]
+    plain = measure(Probe(copy.deepcopy(net), data, loss=F.cross_entropy), names)
+    compiled = torch.compile(net, backend=backend)
+    before = compiled(data[0])
+    made = len(compilations)
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with torch.no_grad():  # what the first pass did to running statistics
+        net[1].reset_running_stats()
+    assert measure(Probe(compiled, data, loss=F.cross_entropy), names) == pytest.approx(plain)
+    net.load_state_dict(state)
+    assert torch.equal(compiled(data[0]), before)
+    assert made == len(compilations) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net[0].weight.mul_(2),
+        lambda net: net[1].running_mean.add_(1),
+        lambda net: rp.fire_(net),
+        lambda net: net.double(),
+        lambda net: setattr(net[0], "weight", nn.Parameter(torch.ones(5, 3))),
+        lambda net: _step(net),
+    ],
+    ids=["weight", "buffer", "fire", "dtype", "replaced", "optimiser"],
+)
+@pytest.mark.parametrize("name", ["weight_norm", "dead_fraction", "effective_rank"])
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_probe_of_a_model_that_has_changed_says_so(
+    change: Callable[[nn.Module], object], name: str, asked_before: bool
+) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    probe = Probe(net, torch.randn(9, 3))
+    if asked_before:
+        measure(probe, name)
+    with torch.no_grad():
+        change(net)
+    with pytest.raises(NotMeasurable, match=f"{name}: the model has changed since .* make a new Probe"):
+        measure(probe, name)
+
+
+def _step(net: nn.Module) -> None:
+    with torch.enable_grad():
+        net(torch.randn(9, 3)).sum().backward()
+    torch.optim.SGD(net.parameters(), lr=1.0).step()
+
+
+def test_a_frozen_model_is_measured_as_any_other() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    inputs = torch.randn(9, 3)
+    expected = measure(Probe(net, inputs))
+    assert measure(Probe(net.requires_grad_(False), inputs)) == expected
+    assert {"dead_fraction", "saturated_fraction", "weight_norm", "effective_rank"} <= expected.keys()
+
+
+def test_measuring_works_in_inference_mode() -> None:
+    net, inputs = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(9, 3)
+    data = (inputs, torch.randint(2, (9,)))
+    names = ["cheap", "gradients"]
+    expected = measure(Probe(net, data, loss=F.cross_entropy), names)
+    with torch.inference_mode():
+        assert measure(Probe(net, data, loss=F.cross_entropy), names) == pytest.approx(expected)
+
+
+def test_mode_says_how_batch_norm_and_dropout_behave_and_none_takes_the_model_s() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 2))
+    inputs = torch.randn(64, 3) + 3
+    train, evaluated = (Probe(net, inputs, mode=mode) for mode in ("train", "eval"))
+    assert train.preactivations["0"].mean(0).abs().max() < 1e-5
+    assert evaluated.preactivations["0"].mean(0).abs().max() > 0.1
+    assert (train.activations["0"] == 0).float().mean().item() == pytest.approx(0.5, abs=0.1)
+    assert not (evaluated.activations["0"] == 0).any()
+    assert torch.equal(Probe(net, inputs, mode="train").activations["0"], train.activations["0"])  # the same mask again
+    assert not torch.equal(Probe(net, inputs, mode="train", seed=1).activations["0"], train.activations["0"])
+    assert Probe(net, inputs).mode == "train"
+    assert Probe(net.eval(), inputs).mode == "eval"
+    assert Probe(net, inputs, mode="train").activations
+    assert not any(module.training for module in net.modules())
+
+
+def test_a_group_that_the_batch_does_not_reach_is_named() -> None:
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3)), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x if x.sum() > -1e9 else self.body(x))
+
+    with pytest.raises(NotMeasurable, match=r"units of body\.0 were not computed for this batch in train mode"):
+        _ = Probe(Skipping(), torch.randn(9, 3)).activations
+
+
+def test_inputs_by_name_are_given_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, states: Tensor, scale: Tensor) -> Tensor:
+            return self.down(torch.relu(self.up(states))) * scale
+
+    net, states = Named(), torch.randn(9, 3)
+    probe = Probe(net, {"states": states, "scale": torch.ones(9, 1)})
+    assert close(probe.activations["up"], net.up(states).relu().detach())
+
+
+# references
+
+
+@pytest.mark.parametrize("given", ["module", "state dict", "module in float64", "compiled"])
+def test_a_reference_is_a_module_or_its_state_dict(given: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    first = copy.deepcopy(net)
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+    inputs = torch.randn(9, 3)
+    reference = {
+        "module": first,
+        "state dict": first.state_dict(),
+        "module in float64": copy.deepcopy(first).double(),
+        "compiled": torch.compile(first, backend="eager"),
+    }[given]
+    probe = Probe(net, inputs, reference=reference)  # pyright: ignore
+    assert measure(probe, "weight_growth")["weight_growth/0.weight"] == pytest.approx(2)
+    assert close(probe.reference_probe.activations["0"], first[0](inputs).relu().detach())
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (lambda net: None, r"weight_growth: needs the model at another time, .* copy\.deepcopy\(model\)"),
+        (lambda net: net, "weight_growth: reference holds the model's own '0.weight'"),
+        (lambda net: net.state_dict(), "weight_growth: reference holds the model's own '0.weight'"),
+        (lambda net: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "another model: '0.weight'"),
+        (lambda net: nn.Sequential(nn.Linear(3, 5), nn.ReLU()), "another model: '2.weight'"),
+        (lambda net: {"0.weight": torch.ones(5, 3)}, "another model: '0.bias'"),
+    ],
+    ids=["none", "itself", "its own state", "other shapes", "fewer layers", "fewer tensors"],
+)
+def test_a_reference_that_is_not_the_model_s_past_is_refused(reference: Any, message: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    with pytest.raises(NotMeasurable, match=message):
+        measure(Probe(net, torch.randn(9, 3), reference=reference(net)), "weight_growth")
+
+
+def test_a_reference_that_has_changed_is_no_reference() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    first = copy.deepcopy(net)
+    probe = Probe(net, torch.randn(9, 3), reference=first)
+    measure(probe, ["weight_distance", "feature_covariance_distance"])
+    with torch.no_grad():
+        first[0].weight.mul_(2)
+    for name in ("weight_distance", "feature_covariance_distance"):
+        with pytest.raises(NotMeasurable, match=f"{name}: the model has changed"):
+            measure(probe, name)
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ((torch.ones(2, 3), torch.ones(2), torch.ones(2)), TypeError, "a batch of 3 parts"),
+        ((torch.ones(2, 3),), TypeError, "a batch of 1 parts"),
+        ("text", TypeError, "the inputs are a str"),
+        ({"mask": None}, TypeError, "the inputs are a dict"),
+        (torch.tensor(1.0), TypeError, "tensor of samples"),
+        (torch.ones(0, 3), NotMeasurable, "no samples"),
+        (torch.full((2, 3), torch.nan), NotMeasurable, "inputs hold NaN"),
+        ({"x": torch.full((2, 3), torch.inf)}, NotMeasurable, "inputs hold NaN or infinite"),
+    ],
+)
+def test_a_batch_of_the_wrong_kind_is_refused(batch: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Probe(nn.Linear(3, 2), batch)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda net: Probe("net", torch.ones(2, 3)), TypeError, "needs a torch.nn.Module, got str"),
+        (lambda net: Probe(net, torch.ones(2, 3), mode="test"), ValueError, "mode='test'"),
+        (lambda net: Probe(net, torch.ones(2, 3), loss="mse"), TypeError, "loss='mse': give a function"),
+        (lambda net: measure(net, "cheap"), TypeError, r"measure\(Probe\(model, batch\), names\)"),
+        (lambda net: measure(Probe(net, torch.ones(2, 3)), "dead_fractions"), ValueError, "did you mean 'dead_fraction'"),
+        (lambda net: measure(Probe(net, torch.ones(2, 3)), []), ValueError, "no measure was asked for"),
+        (
+            lambda net: measure(Probe(net, torch.ones(2, 3)), "dead_fraction", {"dead_fraction": {"tau": 1}}),
+            ValueError,
+            "dead_fraction has no setting 'tau'; it has none",
+        ),
+        (
+            lambda net: measure(Probe(net, torch.ones(2, 3)), "srank", {"srank": {"epsilon": 1}}),
+            ValueError,
+            "srank has no setting 'epsilon'; it has delta=0.01",
+        ),
+        (
+            lambda net: measure(Probe(net, torch.ones(2, 3)), "srank", {"dead_fraction": {}}),
+            ValueError,
+            "'dead_fraction', which is not measured here",
+        ),
+    ],
+)
+def test_a_likely_mistake_is_answered_with_what_to_type(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+
+
+def test_activations_that_are_not_finite_are_named() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    with torch.no_grad():
+        net[0].bias[0] = torch.nan
+    with pytest.raises(NotMeasurable, match="dead_fraction: activations of 0 for this batch are NaN"):
+        measure(Probe(net, torch.ones(2, 3)), "dead_fraction")
+
+
+def test_several_probes_are_measured_by_name() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    probes = {name: Probe(net, torch.randn(9, 3)) for name in ("train", "test")}
+    found = measure(probes, ["dead_fraction", "weight_norm"])
+    assert found["test/dead_fraction/0"] == measure(probes["test"], "dead_fraction")["dead_fraction/0"]
+    assert {name.partition("/")[0] for name in found} == {"train", "test"}
+
+
+def test_what_several_measures_share_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    animal = ZOO["cnn-bn"]
+    model = animal.build()
+    calls: list[str] = []
+    decompose = rp.measures.weights.singular_values
+    monkeypatch.setattr(rp.measures.weights, "singular_values", lambda matrix: calls.append("svd") or decompose(matrix))
+    model.register_forward_pre_hook(lambda *_: calls.append("forward"))
+    probe = Probe(model, animal.batch(), loss=animal.loss)
+    measure(probe, ["weights", "features", "units"])
+    assert calls.count("svd") == len(probe.weights) + len(probe.features)
+    assert calls.count("forward") == 2  # one to see everything, one for derivatives
