@@ -12,11 +12,16 @@ from . import measures as measures
 from . import optim as optim
 from . import units as units
 from . import weights as weights
+from .health import Diagnosis as Diagnosis
+from .health import diagnose as diagnose
 from .learner import Learner as Learner
 from .linalg import deviation_from_isometry as deviation_from_isometry
 from .linalg import normalised_squared_frobenius_error as normalised_squared_frobenius_error
 from .linalg import squared_frobenius_error as squared_frobenius_error
+from .measures import MEASURES as MEASURES
+from .measures import Probe as Probe
 from .measures import layer_deviation as layer_deviation
+from .measures import measure as measure
 from .method import Method as Method
 from .methods import CBP as CBP
 from .methods import DASH as DASH
@@ -57,6 +62,8 @@ from .task import Task as Task
 from .units import Tap as Tap
 from .units import find_units as find_units
 from .units import reset_units_ as reset_units_
+from .watch import Watch as Watch
+from .watch import watch as watch
 from .weights import select as select
 
 try:

@@ -1,0 +1,154 @@
+"""When is plasticity being lost? `watch` looks at hidden units while somebody else's loop trains, and says when to act.
+
+A unit is idle in a batch if the next layer learns nothing from it there:
+
+    h <= 0 for every sample,    or    std(h) <= τ · max(rms(h), mean rms of the layer),    τ = 0.025
+
+The first are units that are off: dead ones of ReLU, and of Leaky ReLU or GELU those that never leave the flat side. The
+second are stuck: saturated, or faint beside their neighbours. One batch is little evidence, so a unit counts only if it was
+idle each of the last few times. The alarm is raised when, in some layer, the share of such units has risen by `threshold`
+above the lowest that this layer ever had. One layer is enough: all that passes must pass through what is left of it.
+
+The rule is ours. docs/measures.md has how often it was wrong, and what it does not see.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .linalg.polar_factor import work_dtype
+from .units import Example, Tap, find_units
+
+_FLAT = 0.025  # τ; the threshold that Sokar et al. (2023) give for dormant units
+
+
+def idle(activations: Tensor) -> Tensor:
+    """(units,): which units of (samples, units) are off or stuck in this batch.
+
+    >>> idle(torch.tensor([[0.0, 1.0, 5.0, -1.0], [0.0, 3.0, 5.0, -2.0]]))
+    tensor([ True, False,  True,  True])
+    """
+    values = activations.to(work_dtype(activations.dtype))
+    spread, mean = torch.std_mean(values, 0, correction=0)
+    rms = (spread.square() + mean.square()).sqrt()
+    return (values.amax(0) <= 0) | (spread <= _FLAT * torch.maximum(rms, rms.mean()))
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen at one time: the share of idle units in each layer, and whether that raised the alarm."""
+
+    call: int  # of should_restore
+    idle: dict[str, float]
+    alarm: bool
+
+
+class Watch:
+    """Looks at a model's hidden units every so many steps; see `watch`."""
+
+    def __init__(self, model: nn.Module, every: int, looks: int, threshold: float, example: Example | None) -> None:
+        if every < 1 or looks < 1 or not 0 < threshold < 1:
+            raise ValueError(
+                f"every={every}, looks={looks}, threshold={threshold}: give whole numbers from 1 on, and a share below 1"
+            )
+        self.every, self.looks, self.threshold = every, looks, threshold
+        self.history: list[Look] = []
+        self.calls = 0
+        self.lowest: dict[str, float] = {}
+        self._tap = Tap(model, find_units(model, example).groups, on=every == 1)
+        self._recent: deque[dict[str, Tensor]] = deque(maxlen=looks)
+
+    def should_restore(self) -> bool:
+        """Call it after every step of training: True when it is time, for example for rp.fire_(model).
+
+        Nearly always it does nothing. Every so many calls it has the next forward pass in training mode kept, and the call
+        after that looks at it. After an alarm it looks anew: if nothing is done, or nothing helped, the alarm comes again.
+        """
+        self.calls += 1
+        seen = self._tap.on and len(self._tap.inputs) == len(self._tap.groups)
+        alarm = self._look() if seen else False
+        if seen:
+            self._tap.on = False
+            self._tap.clear()
+        if (self.calls + 1) % self.every == 0:
+            self._tap.on = True  # and it stays on until a pass has come: some calls may be between passes
+        return alarm
+
+    @torch.no_grad()
+    def _look(self) -> bool:
+        self._recent.append({name: idle(self._tap.activations(name)) for name in self._tap.groups})
+        if len(self._recent) < self.looks:
+            return False
+        always = [torch.stack([look[name] for look in self._recent]).all(0).float().mean() for name in self._tap.groups]
+        shares = dict(zip(self._tap.groups, torch.stack(always).tolist(), strict=True))  # the one wait for the device
+        self.lowest = {name: min(share, self.lowest.get(name, 1.0)) for name, share in shares.items()}
+        alarm = any(share - self.lowest[name] >= self.threshold for name, share in shares.items())
+        self.history.append(Look(self.calls, shares, alarm))
+        if alarm:
+            self._recent.clear()
+        return alarm
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; the history stays behind."""
+        return {"calls": self.calls, "lowest": dict(self.lowest), "recent": list(self._recent)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        unknown = [name for name in saved["lowest"] if name not in self._tap.groups]
+        if unknown:
+            raise ValueError(f"the state is of another model: it has units of {unknown[0]!r}, and this one has none")
+        self.calls, self.lowest = saved["calls"], dict(saved["lowest"])
+        self._recent = deque(saved["recent"], maxlen=self.looks)
+        self._tap.on = (self.calls + 1) % self.every == 0
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        self._tap.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def watch(
+    model: nn.Module,
+    every: int = 100,
+    *,
+    looks: int = 3,
+    threshold: float = 0.2,
+    example: Example | None = None,
+) -> Watch:
+    """Watch a model's hidden units during training, for the moment at which it is losing plasticity.
+
+    every: steps between looks.
+    looks: how many in a row a unit must have been idle.
+    threshold: how much the share of idle units may rise in a layer, above the lowest that it had.
+    example: an input to run the model on once, if its code cannot be traced; see `find_units`.
+
+    >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> watcher = watch(net, every=1)
+    >>> for _ in range(4):
+    ...     _ = net(torch.randn(20, 3))
+    ...     watcher.should_restore()
+    False
+    False
+    False
+    False
+    >>> with torch.no_grad():
+    ...     _ = net[0].bias.fill_(-100)
+    >>> for _ in range(3):
+    ...     _ = net(torch.randn(20, 3))
+    ...     watcher.should_restore()
+    False
+    False
+    True
+    """
+    return Watch(model, every, looks, threshold, example)

@@ -1,0 +1,201 @@
+"""`diagnose` names what is wrong with a network, and nothing else."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import replastic as rp
+from replastic.measures import NotMeasurable
+
+from .zoo import GPT, ZOO
+
+IMAGES, LABELS = (torch.tensor(part) for part in load_digits(return_X_y=True))
+INPUTS = ((IMAGES - IMAGES.mean(0)) / (IMAGES.std(0) + 0.1)).float()[:600]
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10)
+    )
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    for _ in range(30):
+        for batch in torch.randperm(600).split(100):
+            optimizer.zero_grad()
+            F.cross_entropy(net(INPUTS[batch]), LABELS[batch]).backward()
+            optimizer.step()
+    assert (net(INPUTS).argmax(1) == LABELS[:600]).float().mean() > 0.99
+    return net
+
+
+def faults(diagnosis: rp.Diagnosis) -> set[tuple[str, str]]:
+    return {(finding.layer, finding.problem) for finding in diagnosis.findings}
+
+
+def dead_units(net: nn.Sequential) -> None:
+    net[0].bias[:20] = -1000
+
+
+def collapsed_features(net: nn.Sequential) -> None:
+    net[2].bias += 100
+
+
+def one_ill_conditioned_layer(net: nn.Sequential) -> None:
+    left, _, right = torch.linalg.svd(net[4].weight)
+    net[4].weight.copy_(left @ torch.diag(torch.logspace(0.5, -5.5, 60)) @ right)
+
+
+PLANTED = {
+    dead_units: ("0", "dead units"),
+    collapsed_features: ("2", "collapsed features"),
+    one_ill_conditioned_layer: ("4", "ill-conditioned weight"),
+}
+
+
+def test_a_trained_network_is_healthy(trained: nn.Sequential) -> None:
+    diagnosis = rp.diagnose(trained, (INPUTS, LABELS[:600]), loss=F.cross_entropy)
+    assert diagnosis.healthy
+    assert "Nothing unhealthy" in str(diagnosis)
+
+
+@pytest.mark.parametrize("planted", [*[[fault] for fault in PLANTED], list(PLANTED)])
+def test_exactly_the_planted_faults_are_named(trained: nn.Sequential, planted: list) -> None:
+    net = copy.deepcopy(trained)
+    with torch.no_grad():
+        for fault in planted:
+            fault(net)
+    assert faults(rp.diagnose(net, INPUTS)) == {PLANTED[fault] for fault in planted}
+
+
+def test_a_finding_says_how_much_what_is_normal_and_what_fire_would_make_of_it(trained: nn.Sequential) -> None:
+    net = copy.deepcopy(trained)
+    with torch.no_grad():
+        dead_units(net)
+    (finding,) = rp.diagnose(net, INPUTS).findings
+    assert finding.value == pytest.approx(20 / 60)
+    assert finding.new == 0
+    assert finding.fired == pytest.approx(20 / 60)  # the fault is in the biases, which FIRE leaves alone
+    assert "33% of its units; in a new network 0%; after FIRE 33%" in str(finding)
+
+
+def test_fire_is_shown_to_help_where_it_does() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 10))
+    with torch.no_grad():
+        net[2].weight.mul_(torch.logspace(0, -9, 40, base=2.0)[:, None]).mul_(50)
+    before = net[2].weight.clone()
+    diagnosis = rp.diagnose(net, INPUTS)
+    layer = next(layer for layer in diagnosis.layers if layer.name == "2")
+    assert layer.fire is not None
+    assert layer.fire.dfi_after < 0.1 * layer.fire.dfi_before
+    assert ("2", "dormant units") in faults(diagnosis)
+    finding = next(finding for finding in diagnosis.findings if finding.problem == "dormant units")
+    assert finding.fired is not None
+    assert finding.fired < 0.6 * finding.value
+    assert torch.equal(net[2].weight, before)
+
+
+def test_saturated_units_of_tanh_are_found_and_are_not_called_dead() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10))
+    with torch.no_grad():
+        net[0].bias[:10] = 50
+    assert faults(rp.diagnose(net, INPUTS)) == {("0", "saturated units")}
+
+
+def test_a_grown_weight_and_a_low_rank_weight_are_found() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 10))
+    with torch.no_grad():
+        net[0].weight.mul_(30)
+        net[2].weight.add_(torch.outer(torch.rand(40), torch.randn(40)), alpha=2)
+    found = faults(rp.diagnose(net, INPUTS))
+    assert ("0", "grown weight") in found
+    assert ("2", "low-rank weight") in found
+
+
+def test_a_weight_that_no_gradient_reaches_is_found_where_a_loss_is_given() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle, self.head = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.used(x))
+            return self.head(hidden + 0 * self.idle(hidden))
+
+    batch = (INPUTS, LABELS[:600])
+    assert ("idle", "no gradient") in faults(rp.diagnose(Unused(), batch, loss=F.cross_entropy))
+    assert ("idle", "no gradient") not in faults(rp.diagnose(Unused(), batch))
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_every_model_can_be_diagnosed_and_stays_as_it_was(name: str, mode: str) -> None:
+    model = ZOO[name].build()
+    inputs, _ = ZOO[name].batch()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    diagnosis = rp.diagnose(model, inputs, mode=mode, build=ZOO[name].build)
+    assert f"in {mode} mode" in str(diagnosis)
+    assert len(diagnosis.layers) >= len(rp.select(model).chosen)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_that_cannot_be_drawn_anew_is_judged_by_its_units_and_says_so() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64))
+            self.first, self.head = nn.Linear(64, 20), nn.Linear(20, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.first(x * self.scale)))
+
+    net = Own()
+    with torch.no_grad():
+        net.first.bias[:10] = -1000
+    diagnosis = rp.diagnose(net, INPUTS)
+    assert faults(diagnosis) == {("first", "dead units")}
+    assert "no new network to compare with" in str(diagnosis)
+    assert "no new network" not in str(rp.diagnose(net, INPUTS, build=Own))
+
+
+def test_frozen_weights_are_looked_at_and_said_to_stay(trained: nn.Sequential) -> None:
+    net = copy.deepcopy(trained).requires_grad_(False)
+    with torch.no_grad():
+        dead_units(net)
+    diagnosis = rp.diagnose(net, INPUTS)
+    assert faults(diagnosis) == {("0", "dead units")}
+    assert "FIRE would change nothing" in str(diagnosis)
+
+
+def test_parts_of_a_fused_weight_have_rows_of_their_own() -> None:
+    diagnosis = rp.diagnose(GPT(), ZOO["gpt"].batch()[0], mode="eval")
+    assert {"blocks.0.c_attn:query", "blocks.0.c_attn:value"} <= {layer.name for layer in diagnosis.layers}
+
+
+def test_a_model_without_hidden_units_is_diagnosed_by_its_weights_with_a_note() -> None:
+    diagnosis = rp.diagnose(nn.Linear(64, 10), INPUTS)
+    assert "units could not be looked at" in str(diagnosis)
+    assert [layer.name for layer in diagnosis.layers][0] == "model"
+
+
+def test_nan_weights_are_an_error_that_names_them(trained: nn.Sequential) -> None:
+    net = copy.deepcopy(trained)
+    with torch.no_grad():
+        net[2].weight[0, 0] = torch.nan
+    with pytest.raises(NotMeasurable, match=r"2\.weight.*NaN"):
+        rp.diagnose(net, INPUTS)
+
+
+def test_a_build_that_makes_another_model_is_refused(trained: nn.Sequential) -> None:
+    with pytest.raises(ValueError, match="another model"):
+        rp.diagnose(trained, INPUTS, build=lambda: nn.Linear(64, 10))

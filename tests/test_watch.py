@@ -1,0 +1,206 @@
+"""`watch` says when plasticity is being lost, and only then; docs/measures.md has it over 20 seeds."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import replastic as rp
+from replastic.watch import idle
+
+from .test_docs import load
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch):
+    return load("examples/watch.py", monkeypatch)
+
+
+def test_a_unit_is_idle_if_it_is_off_stuck_or_faint() -> None:
+    x = torch.randn(200)
+    columns = {
+        "lives": torch.relu(x),
+        "dead": torch.zeros(200),
+        "never leaves the flat side of Leaky ReLU": 0.01 * (x - 10),
+        "saturated": torch.tanh(x + 20),
+        "faint": 0.01 * x,
+        "a constant with little noise": 5 + 0.01 * x,
+        "a constant with noise that can be read": 5 + x,
+        "fires for one sample of 200": torch.zeros(200).index_fill(0, torch.tensor([3]), 10.0),
+    }
+    found = dict(zip(columns, idle(torch.stack(list(columns.values()), dim=1)).tolist(), strict=True))
+    alive = {"lives", "a constant with noise that can be read", "fires for one sample of 200"}
+    assert {name for name, asleep in found.items() if not asleep} == alive
+
+
+def test_a_silent_layer_is_idle_as_a_whole() -> None:
+    assert idle(torch.zeros(5, 3)).all()
+
+
+@pytest.mark.parametrize("network", ["ReLU", "GELU"])
+def test_no_alarm_in_a_stationary_run_on_the_digits(example, network: str) -> None:
+    accuracies, alarms = example.run((network, "true labels", 100))
+    assert accuracies[-1] > 0.99
+    assert alarms == []
+
+
+@pytest.mark.parametrize("network", ["ReLU", "Leaky ReLU"])
+def test_the_alarm_comes_before_half_of_the_accuracy_is_lost_on_random_labels(example, network: str) -> None:
+    accuracies, alarms = example.run((network, "train on", 100))
+    assert min(accuracies) < max(accuracies) / 2  # or there was nothing to warn of
+    assert example.verdict(accuracies, alarms) == "in time"
+
+
+def test_fire_on_the_alarm_keeps_the_network_able_to_learn(example) -> None:
+    accuracies, alarms = example.run(("ReLU", "FIRE on alarm", 100))
+    assert 1 <= len(alarms) <= 6
+    assert min(accuracies) > 0.7
+    without, _ = example.run(("ReLU", "train on", 100))
+    assert without[-1] < 0.3
+
+
+def step(net: nn.Module, watcher: rp.Watch, samples: int = 30) -> bool:
+    net(torch.randn(samples, 4)).sum().backward()
+    return watcher.should_restore()
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 2))
+
+
+def kill(net: nn.Sequential, units: int) -> None:
+    with torch.no_grad():
+        net[0].bias[:units] = -1000
+
+
+def test_it_looks_every_so_many_steps_and_keeps_nothing_between() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=5, looks=1)
+    for _ in range(20):
+        step(net, watcher)
+        assert not watcher._tap.inputs
+    assert [look.call for look in watcher.history] == [5, 10, 15, 20]
+
+
+def test_a_share_that_has_risen_in_one_layer_raises_the_alarm_after_so_many_looks() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=3, threshold=0.3)
+    for _ in range(3):
+        assert not step(net, watcher)
+    kill(net, 5)
+    assert [step(net, watcher) for _ in range(3)] == [False, False, True]
+    assert watcher.history[-1].idle["0"] - watcher.lowest["0"] == pytest.approx(0.5)
+    assert watcher.history[-1].alarm
+
+
+def test_what_was_idle_from_the_start_raises_no_alarm() -> None:
+    net = mlp()
+    kill(net, 9)
+    watcher = rp.watch(net, every=1, looks=2)
+    assert not any(step(net, watcher) for _ in range(10))
+
+
+def test_the_alarm_comes_again_if_nothing_is_done_and_not_if_fire_has_helped() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=2)
+    for _ in range(2):
+        step(net, watcher)
+    kill(net, 6)
+    assert [step(net, watcher) for _ in range(4)] == [False, True, False, True]
+    with torch.no_grad():
+        net[0].bias.zero_()
+    assert not any(step(net, watcher) for _ in range(6))
+
+
+def test_evaluation_is_not_looked_at() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=1)
+    step(net, watcher)
+    net.eval()
+    net(torch.zeros(3, 4))
+    watcher.should_restore()
+    net.train()
+    with torch.no_grad():
+        net(torch.zeros(3, 4))
+    watcher.should_restore()
+    assert len(watcher.history) == 1
+
+
+def test_a_call_without_a_pass_before_it_waits_for_the_next() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=3, looks=1)
+    for _ in range(7):
+        watcher.should_restore()
+    assert watcher.history == []
+    step(net, watcher)
+    assert len(watcher.history) == 1
+
+
+def test_weights_gradients_and_randomness_are_those_of_a_run_without_it() -> None:
+    results = []
+    for watched in (False, True):
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Dropout(0.5), nn.Linear(10, 2))
+        watcher = rp.watch(net, every=2, looks=1) if watched else None
+        optimizer = torch.optim.Adam(net.parameters())
+        for _ in range(6):
+            optimizer.zero_grad()
+            net(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            if watcher is not None:
+                watcher.should_restore()
+        results.append([parameter.detach().clone() for parameter in net.parameters()])
+        if watcher is not None:
+            assert watcher.history
+            watcher.close()
+            assert not any(module._forward_pre_hooks for module in net.modules())
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_stop_and_resume_goes_on_as_if_never_stopped() -> None:
+    def run(resumed: bool) -> list[tuple[int, dict[str, float]]]:
+        torch.manual_seed(1)
+        net = mlp()
+        watcher = rp.watch(net, every=2, looks=2)
+        for number in range(12):
+            if number == 7 and resumed:
+                saved = copy.deepcopy(watcher.state_dict())
+                watcher.close()
+                watcher = rp.watch(net, every=2, looks=2)
+                watcher.load_state_dict(saved)
+            if number == 4:
+                kill(net, 4)
+            step(net, watcher)
+        return [(look.call, look.idle) for look in watcher.history if look.call > 7]
+
+    assert run(resumed=True) == run(resumed=False) != []
+
+
+def test_a_compiled_model_is_watched() -> None:
+    net = mlp()
+    compiled = torch.compile(net, backend="eager")
+    watcher = rp.watch(compiled, every=2, looks=1)
+    for _ in range(4):
+        step(compiled, watcher)
+    assert len(watcher.history) == 2
+
+
+@pytest.mark.parametrize("settings", [{"every": 0}, {"looks": 0}, {"threshold": 0.0}, {"threshold": 1.5}])
+def test_settings_out_of_range_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match="give whole numbers"):
+        rp.watch(mlp(), **settings)
+
+
+def test_a_model_without_hidden_units_is_refused() -> None:
+    with pytest.raises(ValueError, match="no hidden units"):
+        rp.watch(nn.Linear(3, 2))
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    other = rp.watch(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=1)
+    step(net, watcher)
+    with pytest.raises(ValueError, match="another model"):
+        other.load_state_dict(watcher.state_dict())
