@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -77,17 +77,23 @@ class Probe:
         self._reference = reference
         self._made_of = list(self.model.parameters())
         self._as_made = [(tensor, tensor._version, memory(tensor)) for tensor in named_tensors(self.model).values()]
-        self._kept: dict[Callable[[Probe], Any], Any] = {}
+        self._kept: dict[tuple[Hashable, ...], Any] = {}
 
     def __repr__(self) -> str:
         targets = "" if self.targets is None else " with targets"
         return f"Probe({type(self.model).__name__} in {self.mode} mode, {self.samples} samples{targets})"
 
-    def once(self, function: Callable[[Probe], Result]) -> Result:
-        """function(probe), computed when it is first asked for and kept: what several measures are taken of."""
-        if function not in self._kept:
-            self._kept[function] = function(self)
-        return self._kept[function]
+    def once(self, function: Callable[..., Result], *settings: Hashable) -> Result:
+        """function(probe, *settings), computed when it is first asked for and kept: what several measures are taken of."""
+        self.check_unchanged()
+        if (function, settings) not in self._kept:
+            self._kept[function, settings] = function(self, *settings)
+        return self._kept[function, settings]
+
+    def generator(self) -> torch.Generator:
+        """Randomness of the probe's own, the same every time, on the device of the parameters."""
+        device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        return torch.Generator(device).manual_seed(self.seed)
 
     # running the model
 
@@ -146,10 +152,12 @@ class Probe:
     def weights(self) -> tuple[WeightMatrix, ...]:
         """The weight matrices that `where` chooses."""
         chosen = select(self.model, self.where, frozen=True).chosen
-        bad = [weight.name for weight in chosen if not weight.parameter.isfinite().all()]
-        if bad:
-            raise NotMeasurable(f"{', '.join(bad[:3])}: NaN or infinite entries, which no measure of weights allows")
+        _check_finite((weight.name, weight.parameter) for weight in chosen)
         return chosen
+
+    def check_finite(self) -> None:
+        """Raise if a parameter holds NaN or infinite entries."""
+        _check_finite(self.model.named_parameters())
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -353,6 +361,12 @@ class Probe:
             if found:
                 return [name for name in found if has_rows_and_columns(self.model.get_submodule(name))]
         return []
+
+
+def _check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
+    bad = [name for name, tensor in named if not tensor.isfinite().all()]
+    if bad:
+        raise NotMeasurable(f"{', '.join(bad[:3])}: NaN or infinite entries, which no measure of weights allows")
 
 
 def _plainly_named(state: Mapping[str, Any]) -> dict[str, Tensor]:

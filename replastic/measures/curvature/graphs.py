@@ -1,0 +1,194 @@
+"""Hessian and Gauss-Newton matrices of a probe's loss, as operators.
+
+A product with the Hessian differentiates the gradient. With the graph of the gradient kept, that is all it takes: two thirds
+of what it costs to build the graph anew for each product. Where the graph of the whole batch is too large to keep, the batch
+is gone through in chunks, each of them built, differentiated and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..probe import NotMeasurable, Probe
+from .chunks import Chunk, chunks_of, whole
+from .double_backward import FastDoubleBackward
+from .operators import SymmetricOperator, common_dtype, flat, second_derivative, split
+
+CPU_BUDGET = 4 * 2**30  # bytes of kept graphs
+CUDA_SHARE = 0.5  # of free memory; the rest is for what a product makes on its way, and for the vectors of Lanczos
+_TRIAL = 16  # samples whose graph is measured, to know that of the batch
+
+
+def hessian(probe: Probe, *, chunk: int | None = None, keep_graph: bool | None = None) -> SymmetricOperator:
+    """∂²L/∂θ² of the probe's loss in its trainable parameters, flat in the order of `probe.parameters`.
+
+    chunk: samples that are differentiated at a time; None: all, or as many as memory allows. Only for losses that are a mean
+        or a sum over samples, and models in which samples do not meet: with batch norms, "eval" mode. Where dropout is on,
+        chunks draw other masks than the batch as a whole.
+    keep_graph: whether to keep graphs from product to product; None: if they fit into memory.
+
+    Pearlmutter: Fast Exact Multiplication by the Hessian, Neural Computation 1994.
+    """
+    return _operator(probe, _HessianGraph, chunk, keep_graph)
+
+
+def gauss_newton(probe: Probe, *, chunk: int | None = None, keep_graph: bool | None = None) -> SymmetricOperator:
+    """JᵀH_zJ: J is the derivative of the outputs z in the parameters, H_z the Hessian of the loss in z.
+
+    chunk, keep_graph: as for `hessian`.
+
+    Schraudolph: Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent, Neural
+    Computation 2002.
+    """
+    return _operator(probe, _GaussNewtonGraph, chunk, keep_graph)
+
+
+class _HessianGraph:
+    """The graph of the gradient of one chunk's loss."""
+
+    def __init__(self, probe: Probe, chunk: Chunk, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        with FastDoubleBackward():
+            loss = probe.loss_of(probe.forward(chunk.inputs), chunk.targets) * chunk.weight
+        self.gradients = gradients_of(loss, parameters)
+
+    def product(self, vectors: Sequence[Tensor], keep: bool) -> Sequence[Tensor | None]:
+        return second_derivative(self.gradients, self.parameters, vectors, keep=keep)
+
+
+class _GaussNewtonGraph:
+    """The graphs of one chunk's outputs, of Jᵀu as a linear function of u, and of the gradient of the loss in outputs.
+
+    Jv is the derivative of ⟨Jᵀu, v⟩ in u.
+    """
+
+    def __init__(self, probe: Probe, chunk: Chunk, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        with FastDoubleBackward(linear=True):
+            self.outputs = probe.forward(chunk.inputs)
+        if not isinstance(self.outputs, Tensor):
+            raise NotMeasurable(
+                f"the Gauss-Newton matrix needs a model with one tensor of outputs, and this one returns a "
+                f"{type(self.outputs).__name__}: measure the Hessian"
+            )
+        self.cut = self.outputs.detach().requires_grad_()
+        self.gradient = gradients_of(probe.loss_of(self.cut, chunk.targets) * chunk.weight, [self.cut])
+        self.u = torch.zeros_like(self.cut, requires_grad=True)
+        self.back = torch.autograd.grad(self.outputs, parameters, self.u, create_graph=True, allow_unused=True)
+
+    def product(self, vectors: Sequence[Tensor], keep: bool) -> Sequence[Tensor | None]:
+        (forward,) = second_derivative(self.back, [self.u], vectors, keep=True)
+        if forward is None:
+            return [None] * len(self.parameters)
+        (curved,) = second_derivative(self.gradient, [self.cut], [forward], keep=keep)
+        if curved is None:  # a loss that is linear in the outputs
+            return [None] * len(self.parameters)
+        return torch.autograd.grad(self.outputs, self.parameters, curved, retain_graph=keep, allow_unused=True)
+
+
+_Graph = _HessianGraph | _GaussNewtonGraph
+
+
+def gradients_of(loss: Tensor, variables: list[Tensor]) -> Sequence[Tensor | None]:
+    """Gradients with their graph; None where the loss does not depend on a variable."""
+    if not loss.requires_grad:
+        raise NotMeasurable("the loss has no graph back to the parameters: the model's code, or the loss's, detaches it")
+    return torch.autograd.grad(loss, variables, create_graph=True, allow_unused=True)
+
+
+@contextmanager
+def differentiable(probe: Probe) -> Iterator[None]:
+    """Run the model in here, in a way that can be differentiated twice: whatever surrounds it, and in full precision."""
+    try:
+        common_dtype(list(probe.parameters.values()))
+    except ValueError as problem:
+        raise NotMeasurable(str(problem)) from problem
+    with sdpa_kernel(SDPBackend.MATH), probe.differentiating():  # fused attention has no second derivative
+        yield
+
+
+def _operator(
+    probe: Probe, make: Callable[[Probe, Chunk, list[Tensor]], _Graph], chunk: int | None, keep_graph: bool | None
+) -> SymmetricOperator:
+    probe.require_loss()
+    parameters: list[Tensor] = list(probe.parameters.values())
+    plan = _plan(probe, lambda part: make(probe, part, parameters), chunk, keep_graph)
+    dtype = common_dtype(parameters)
+    kept: list[_Graph] = []
+    if plan.keep:
+        with differentiable(probe):
+            kept = [make(probe, part, parameters) for part in plan.chunks]
+
+    def product(vector: Tensor) -> Tensor:
+        vectors = split(vector, parameters)
+        total: Tensor | None = None
+        # Also for a kept graph: code that is checkpointed runs again when it is differentiated.
+        with differentiable(probe):
+            for at, part in enumerate(plan.chunks):
+                graph = kept[at] if kept else make(probe, part, parameters)
+                made = flat(graph.product(vectors, plan.keep), parameters, dtype)
+                total = made if total is None else total.add_(made)
+        assert total is not None
+        return total
+
+    return SymmetricOperator(sum(parameter.numel() for parameter in parameters), product, dtype, parameters[0].device)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    chunks: list[Chunk]
+    keep: bool
+
+
+def _plan(probe: Probe, make: Callable[[Chunk], _Graph], chunk: int | None, keep: bool | None) -> _Plan:
+    """Which chunks, and whether their graphs are kept."""
+    with differentiable(probe):
+        chunks = [whole(probe)] if chunk is None else chunks_of(probe, chunk)
+        if keep is not None:
+            return _Plan(chunks, keep)
+        # The first samples stand for all; batch norm is content with them, for a count of bytes.
+        try:
+            few = whole(probe).first(_TRIAL)
+        except NotMeasurable:  # a part that has no samples
+            few = whole(probe)
+        bytes_each = _graph_bytes(lambda: make(few), probe) / few.samples
+        budget = memory_budget(next(iter(probe.parameters.values())).device)
+        if bytes_each * probe.samples <= budget:
+            return _Plan(chunks, True)
+        if chunk is not None:
+            return _Plan(chunks, False)
+        try:
+            return _Plan(chunks_of(probe, max(1, int(budget / bytes_each))), False)
+        except NotMeasurable:  # samples meet somewhere, and so they stay together
+            return _Plan(chunks, False)
+
+
+def memory_budget(device: torch.device) -> float:
+    """Bytes that kept graphs may take."""
+    if device.type != "cuda":
+        return CPU_BUDGET
+    free, _ = torch.cuda.mem_get_info(device)
+    return CUDA_SHARE * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def _graph_bytes(build: Callable[[], _Graph], probe: Probe) -> int:
+    """What a graph holds beyond the model itself, each piece of memory once."""
+    held: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        graph = build()
+    for parameter in probe.model.parameters():
+        held.pop(parameter.untyped_storage().data_ptr(), None)
+    del graph
+    return sum(held.values())

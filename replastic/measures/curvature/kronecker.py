@@ -1,0 +1,180 @@
+"""The rank of the Gauss-Newton matrix in KFAC's approximation, layer by layer.
+
+Of one layer with inputs x and outputs s, the Gauss-Newton matrix of its weight is approximated by
+
+    E[xxᵀ] ⊗ E[Σ_o g_o g_oᵀ],    g_o = (∂z/∂s)ᵀ·(column o of a root of H_z)
+
+with H_z the loss's Hessian in the outputs z. The rank of a Kronecker product is the product of ranks, and L2-ER's section 7
+(equations 3 to 5) takes their sum over layers for what limits the rank of the Hessian. Inputs of a convolution are patches,
+and its positions, like those of a sequence, count as samples.
+
+Martens & Grosse: Optimizing Neural Networks with Kronecker-factored Approximate Curvature, ICML 2015; Grosse & Martens: A
+Kronecker-factored approximate Fisher matrix for convolution layers, ICML 2016.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ...units.kinds import has_rows_and_columns
+from ..probe import NotMeasurable, Probe
+from .chunks import mixes_samples
+from .factors import RowRank, patches, rows_of
+from .graphs import differentiable, gradients_of
+from .operators import second_derivative
+
+
+@dataclass(frozen=True)
+class LayerRanks:
+    """Ranks of the two factors of one layer."""
+
+    inputs: int
+    gradients: int
+
+    @property
+    def product(self) -> int:
+        return self.inputs * self.gradients
+
+
+@dataclass(frozen=True)
+class KroneckerRanks:
+    """Ranks by layer, and the layers whose factors are not known here, with the reason."""
+
+    layers: dict[str, LayerRanks]
+    left_out: dict[str, str]
+
+    @property
+    def total(self) -> int:
+        """The sum over layers of rank(E[xxᵀ])·rank(E[ggᵀ])."""
+        return sum(ranks.product for ranks in self.layers.values())
+
+
+def kronecker_ranks(probe: Probe) -> KroneckerRanks:
+    """Both ranks of every linear and convolutional layer that `where` chooses; a layer that was not called has rank 0.
+
+    One backward pass for each output of the network. Ranks are numerical: singular values count that are larger than
+    max(shape)·eps of the largest.
+    """
+    with differentiable(probe):
+        norm = mixes_samples(probe)
+        if norm is not None:
+            raise NotMeasurable(
+                f'{norm} (a batch norm) lets samples meet, so none has gradients of its own: use mode="eval"'
+            )
+        names, left_out = _layers(probe)
+        seen = _Seen(probe, names)
+        outputs = seen.run()
+        roots = _roots(probe, outputs)  # (samples, outputs, outputs)
+        inputs, gradients = {name: RowRank() for name in names}, {name: RowRank() for name in names}
+        made = [(name, output) for name in names for output in seen.outputs[name] if output.requires_grad]
+        for column in range(roots.shape[2]):
+            vector = roots[:, :, column].reshape(outputs.shape)
+            found = torch.autograd.grad(outputs, [o for _, o in made], vector, retain_graph=True, allow_unused=True)
+            for (name, output), gradient in zip(made, found, strict=True):
+                gradient = torch.zeros_like(output) if gradient is None else gradient
+                gradients[name].add(rows_of(seen.layers[name], gradient))
+        for name in names:
+            for given in seen.inputs[name]:
+                inputs[name].add(patches(seen.layers[name], given))
+    return KroneckerRanks({name: LayerRanks(inputs[name].rank(), gradients[name].rank()) for name in names}, left_out)
+
+
+def _layers(probe: Probe) -> tuple[list[str], dict[str, str]]:
+    names: dict[str, None] = {}
+    left_out: dict[str, str] = {}
+    for weight in probe.weights:
+        name = weight.name.partition(":")[0].rpartition(".")[0]
+        layer = probe.model.get_submodule(name)
+        if not has_rows_and_columns(layer):
+            left_out[name] = f"a {type(layer).__name__} applies its weights in code of its own"
+        elif isinstance(layer, _ConvNd) and (layer.groups > 1 or layer.transposed):
+            left_out[name] = "a grouped convolution" if layer.groups > 1 else "a transposed convolution"
+        else:
+            names[name] = None
+    return list(names), left_out
+
+
+class _Seen:
+    """What goes into layers and what comes out, call by call."""
+
+    def __init__(self, probe: Probe, names: list[str]) -> None:
+        self.probe = probe
+        self.layers = {name: probe.model.get_submodule(name) for name in names}
+        self.inputs: dict[str, list[Tensor]] = defaultdict(list)
+        self.outputs: dict[str, list[Tensor]] = defaultdict(list)
+
+    def run(self) -> Tensor:
+        for name, layer in self.layers.items():  # undone where `running` ends
+
+            def keep(
+                _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, name: str = name
+            ) -> Tensor:
+                self.inputs[name].append((args[0] if args else next(iter(kwargs.values()))).detach())
+                self.outputs[name].append(output)
+                return output.clone()  # what follows may work in place
+
+            layer.register_forward_hook(keep, with_kwargs=True)
+        outputs = self.probe.forward()
+        if not isinstance(outputs, Tensor) or len(outputs) != self.probe.samples:
+            given = f"of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+            raise NotMeasurable(f"needs one tensor of outputs with samples on its first axis, and the outputs are {given}")
+        return outputs
+
+
+def _roots(probe: Probe, outputs: Tensor) -> Tensor:
+    """S with H_z = SSᵀ for each sample: (samples, outputs, outputs)."""
+    z = outputs.detach().flatten(1).requires_grad_()
+    (gradient,) = gradients_of(probe.loss_of(z.view(outputs.shape)), [z])
+    signs = torch.ones_like(z[:, :1])
+    signs[::2] = -1
+    columns = []
+    for column in range(z.shape[1]):
+        unit = torch.zeros_like(z)
+        unit[:, column] = 1
+        (made,) = second_derivative([gradient], [z], [unit], keep=True)
+        made = torch.zeros_like(z) if made is None else made
+        columns.append(made)
+        if column == 0:
+            # Of samples apart, those with the other sign turn their own products, and no others.
+            (turned,) = second_derivative([gradient], [z], [unit * signs], keep=True)
+            turned = torch.zeros_like(z) if turned is None else turned
+            if not torch.allclose(turned, made * signs, rtol=1e-3, atol=1e-3 * float(made.abs().max())):
+                raise NotMeasurable("the loss couples samples with each other: give one that is a mean over them")
+    hessians = torch.stack(columns, dim=2)
+    values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
+    # Where a softmax is saturated, its Hessian is the rounding of numbers as large as those of one that is not.
+    eps, most = torch.finfo(values.dtype).eps, values.abs().amax()
+    rounding = eps * values.shape[1] * _usual_curvature(probe, outputs)
+    if (values < -torch.maximum(eps**0.5 * most, 16 * rounding)).any():
+        raise NotMeasurable("the loss is not convex in the outputs, so its Hessian there has no root: measure the Hessian")
+    # What is zero but for rounding is zero: its root would be far from it.
+    zero = torch.maximum(eps * values.shape[1] * values.abs().amax(1, keepdim=True), rounding)
+    return vectors * torch.where(values > zero, values, 0).sqrt().unsqueeze(1)
+
+
+def _usual_curvature(probe: Probe, outputs: Tensor) -> Tensor:
+    """The largest second derivative of the loss in the first output, at outputs of zero; 0 if the loss has none there."""
+    z = torch.zeros_like(outputs).requires_grad_()
+    loss = probe.require_loss()(z, probe.targets)
+    unit = torch.zeros_like(z)
+    unit.flatten(1)[:, 0] = 1
+    (made,) = second_derivative(gradients_of(loss, [z]), [z], [unit], keep=False)
+    return torch.zeros_like(z).amax() if made is None else made.abs().amax().nan_to_num(0, 0, 0)
+
+
+def kronecker_rank_sum(probe: Probe) -> float:
+    """Σ over layers of rank(E[xxᵀ])·rank(E[ggᵀ]); see `kronecker_ranks`, which has them by layer.
+
+    Layers whose factors are not known are an error; choose others with the probe's `where`.
+    """
+    ranks = kronecker_ranks(probe)
+    if ranks.left_out:
+        name, reason = next(iter(ranks.left_out.items()))
+        raise NotMeasurable(f"{name} is {reason}: choose layers without it, as in Probe(..., where='linears')")
+    return float(ranks.total)

@@ -1,0 +1,51 @@
+"""Curvature measures of a probe, as the catalogue has them. Randomness comes from the probe's seed."""
+
+from __future__ import annotations
+
+from ..probe import Probe
+from .density import SpectralDensity, spectral_density
+from .eigenvalues import Which, top_eigenvalues
+from .graphs import gauss_newton, hessian
+from .trace import hutch_plus_plus
+
+
+def hessian_density(probe: Probe, *, order: int = 100, probes: int = 1) -> SpectralDensity:
+    """The distribution of the Hessian's eigenvalues; computed once for a probe."""
+    # Operators are not kept: their graphs are large, and soon built again.
+    return probe.once(_density, order, probes)
+
+
+def _density(probe: Probe, order: int, probes: int) -> SpectralDensity:
+    return spectral_density(hessian(probe), order=order, probes=probes, generator=probe.generator())
+
+
+def hessian_epsilon_rank(probe: Probe, *, epsilon: float = 0.1, order: int = 100, probes: int = 1) -> float:
+    """#{i : |λ_i| > ε} of the Hessian, estimated: a count. See `SpectralDensity.epsilon_rank`."""
+    return hessian_density(probe, order=order, probes=probes).epsilon_rank(epsilon).value
+
+
+def hessian_epsilon_mass(
+    probe: Probe, *, epsilon: float = 0.1, variance: float = 1e-5, order: int = 100, probes: int = 1
+) -> float:
+    """The share of the Hessian's smoothed spectral density outside of [-ε, ε]. See `SpectralDensity.epsilon_mass`."""
+    return hessian_density(probe, order=order, probes=probes).epsilon_mass(epsilon, variance).value
+
+
+def hessian_top_eigenvalue(
+    probe: Probe, *, which: Which = "largest", tolerance: float = 1e-3, max_steps: int = 300
+) -> float:
+    """The Hessian's largest eigenvalue, the sharpness; with which="magnitude", that of largest |λ|."""
+    generator = probe.generator()
+    found = top_eigenvalues(hessian(probe), which=which, tolerance=tolerance, max_steps=max_steps, generator=generator)
+    return float(found)
+
+
+def gauss_newton_top_eigenvalue(probe: Probe, *, tolerance: float = 1e-3, max_steps: int = 300) -> float:
+    """The largest eigenvalue of the Gauss-Newton matrix."""
+    operator = gauss_newton(probe)
+    return float(top_eigenvalues(operator, tolerance=tolerance, max_steps=max_steps, generator=probe.generator()))
+
+
+def hessian_trace(probe: Probe, *, products: int = 99) -> float:
+    """The trace of the Hessian, estimated by Hutch++."""
+    return hutch_plus_plus(hessian(probe), products=products, generator=probe.generator()).value

@@ -1,0 +1,136 @@
+"""Symmetric matrices that are known only by their products with vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+DENSE_LIMIT = 10_000  # rows; as a float64 matrix 0.8 GB, and ten thousand products
+
+
+class SymmetricOperator:
+    """A symmetric matrix (size, size), by what it makes of a flat vector (size,).
+
+    >>> operator = SymmetricOperator(3, lambda vector: 2 * vector, torch.float64, torch.device("cpu"))
+    >>> operator.product(torch.ones(3, dtype=torch.float64))
+    tensor([2., 2., 2.], dtype=torch.float64)
+    """
+
+    def __init__(self, size: int, product: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device) -> None:
+        if size < 1:
+            raise ValueError(f"size={size}: an operator has 1 row or more")
+        self.size, self.dtype, self.device = size, dtype, device
+        self._product = product
+
+    def __repr__(self) -> str:
+        return f"SymmetricOperator({self.size} x {self.size}, {self.dtype}, {self.device})"
+
+    def product(self, vector: Tensor) -> Tensor:
+        """The matrix times a vector."""
+        if vector.shape != (self.size,) or vector.dtype != self.dtype:
+            raise ValueError(
+                f"a vector of shape {tuple(vector.shape)} in {vector.dtype}: give one of shape ({self.size},) in "
+                f"{self.dtype}"
+            )
+        return self._product(vector)
+
+
+@contextmanager
+def plainly(operator: SymmetricOperator) -> Iterator[None]:
+    """Compute with vectors in here: without graphs, and in their own precision whatever autocast surrounds it."""
+    with torch.no_grad(), torch.autocast(operator.device.type, enabled=False):
+        yield
+
+
+def from_matrix(matrix: Tensor) -> SymmetricOperator:
+    """A matrix as an operator.
+
+    >>> from_matrix(torch.eye(2)).product(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
+    if matrix.ndim != 2 or not torch.equal(matrix, matrix.mT):
+        raise ValueError(f"needs a symmetric matrix, got one of shape {tuple(matrix.shape)}: give (A + A.T) / 2")
+    return SymmetricOperator(len(matrix), matrix.mv, matrix.dtype, matrix.device)
+
+
+def dense(operator: SymmetricOperator) -> Tensor:
+    """The matrix itself, by a product with every unit vector: for small ones, and for checks."""
+    if operator.size > DENSE_LIMIT:
+        raise ValueError(
+            f"an operator of {operator.size} rows is not made dense, {DENSE_LIMIT} is the most: "
+            "use top_eigenvalues, spectral_density or hutch_plus_plus, which need products alone"
+        )
+    matrix = torch.empty(operator.size, operator.size, dtype=operator.dtype, device=operator.device)
+    unit = torch.zeros(operator.size, dtype=operator.dtype, device=operator.device)
+    with plainly(operator):
+        for column in range(operator.size):
+            unit[column] = 1
+            matrix[:, column] = operator.product(unit)
+            unit[column] = 0
+    return matrix
+
+
+def hessian_of(loss: Tensor, parameters: Sequence[Tensor]) -> SymmetricOperator:
+    """∂²L/∂θ² of a scalar that was computed from the parameters; its graph is kept for as long as the operator.
+
+    Pearlmutter: Fast Exact Multiplication by the Hessian, Neural Computation 1994.
+
+    >>> theta = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> dense(hessian_of((theta**3).sum(), [theta]))
+    tensor([[ 6.,  0.],
+            [ 0., 12.]])
+    """
+    if loss.numel() != 1:
+        raise ValueError(f"the loss is to be one number, and is of shape {tuple(loss.shape)}: average it, as with .mean()")
+    if not loss.requires_grad:
+        raise ValueError("the loss was computed without a graph: compute it outside of torch.no_grad()")
+    parameters = list(parameters)
+    dtype, device = common_dtype(parameters), parameters[0].device
+    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+
+    def product(vector: Tensor) -> Tensor:
+        with torch.autocast(device.type, enabled=False):
+            made = second_derivative(gradients, parameters, split(vector, parameters), keep=True)
+            return flat(made, parameters, dtype)
+
+    return SymmetricOperator(sum(parameter.numel() for parameter in parameters), product, dtype, device)
+
+
+def second_derivative(
+    gradients: Sequence[Tensor | None], parameters: Sequence[Tensor], vectors: Sequence[Tensor], *, keep: bool
+) -> tuple[Tensor | None, ...]:
+    """∂⟨g, v⟩/∂θ; None for parameters it does not depend on, as where the loss is linear."""
+    pairs = [(g, v) for g, v in zip(gradients, vectors, strict=True) if g is not None and g.requires_grad]
+    if not pairs:
+        return (None,) * len(parameters)
+    outputs, weights = zip(*pairs, strict=True)
+    return torch.autograd.grad(outputs, parameters, weights, retain_graph=keep, allow_unused=True)
+
+
+def common_dtype(parameters: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of a flat vector of all parameters; raises for less than float32."""
+    if not parameters:
+        raise ValueError("no parameters were given: curvature is with respect to some")
+    low = [parameter.dtype for parameter in parameters if torch.finfo(parameter.dtype).bits < 32]
+    if low:
+        raise ValueError(f"parameters are in {low[0]}, too coarse for second derivatives: use model.float()")
+    dtype = parameters[0].dtype
+    for parameter in parameters[1:]:
+        dtype = torch.promote_types(dtype, parameter.dtype)
+    return dtype
+
+
+def split(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """A flat vector as tensors of the parameters' shapes: views, unless dtypes differ."""
+    pieces = vector.split([parameter.numel() for parameter in parameters])
+    return [piece.view(p.shape).to(p.dtype) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+def flat(tensors: Sequence[Tensor | None], parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Tensors of the parameters' shapes as one vector, with zeros for what is None."""
+    filled = [torch.zeros_like(p) if t is None else t for t, p in zip(tensors, parameters, strict=True)]
+    return torch.cat([tensor.reshape(-1).to(dtype) for tensor in filled])
