@@ -185,7 +185,7 @@ def test_parts_of_a_fused_weight_have_rows_of_their_own() -> None:
 def test_a_model_without_hidden_units_is_diagnosed_by_its_weights_with_a_note() -> None:
     diagnosis = rp.diagnose(nn.Linear(64, 10), INPUTS)
     assert "units could not be looked at" in str(diagnosis)
-    assert [layer.name for layer in diagnosis.layers][0] == "model"
+    assert diagnosis.layers[0].name == "model"
 
 
 def test_nan_weights_are_an_error_that_names_them(trained: nn.Sequential) -> None:

@@ -1,8 +1,16 @@
-"""What weights, features, units and gradients say about a network's plasticity."""
+"""How plastic is a network? Measures on tensors, and by name on a `Probe`: one model, one batch.
+
+`curvature` has operators, spectra and landscapes; `bounds` has what theory says, with both sides of each theorem.
+"""
 
 from ..linalg import deviation_from_isometry as deviation_from_isometry
 from ..linalg import normalised_squared_frobenius_error as normalised_squared_frobenius_error
 from ..linalg import squared_frobenius_error as squared_frobenius_error
+from . import bounds as bounds
+from . import curvature as curvature
+from .balance import layer_balance as layer_balance
+from .balance import pq_balancedness as pq_balancedness
+from .balance import pq_norm as pq_norm
 from .catalogue import MEASURES as MEASURES
 from .catalogue import Measure as Measure
 from .features import effective_rank as effective_rank
@@ -11,11 +19,15 @@ from .features import feature_norm as feature_norm
 from .features import normalised_feature_covariance as normalised_feature_covariance
 from .features import srank as srank
 from .features import threshold_rank as threshold_rank
+from .from_scratch import FromScratchGap as FromScratchGap
+from .from_scratch import from_scratch_gap as from_scratch_gap
 from .gradients import gradient_collinearity as gradient_collinearity
 from .gradients import gradient_covariance as gradient_covariance
 from .gradients import gradient_norm as gradient_norm
 from .gradients import gradient_rank as gradient_rank
 from .gradients import sample_gradient_gram as sample_gradient_gram
+from .lipschitz import lipschitz_bound as lipschitz_bound
+from .lipschitz import product_of_spectral_norms as product_of_spectral_norms
 from .probe import NotMeasurable as NotMeasurable
 from .probe import Probe as Probe
 from .take import measure as measure

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ..linalg import normalised_squared_frobenius_error, squared_frobenius_error
 from ..unfolded import unfold
-from . import features, gradients, units, weights
+from . import curvature, features, gradients, units, weights
+from .balance import balance_between_layers, layer_balance, pq_balancedness
+from .lipschitz import lipschitz_bound
 from .probe import NotMeasurable, Probe
 
 Family = Literal["weights", "features", "units", "gradients", "curvature"]
@@ -132,6 +134,21 @@ def _gradients(probe: Probe) -> Parts:
 
 def _gram(probe: Probe) -> Parts:
     return {"": (probe.once(gradients.sample_gradient_gram),)}
+
+
+def _whole(probe: Probe) -> Parts:
+    return {"": (probe,)}
+
+
+def _balance(probe: Probe) -> Parts:
+    """Over all pairs of layers."""
+    found = balance_between_layers(probe)
+    return {"mean": (found.mean,), "largest": (found.largest,)}
+
+
+@wraps(layer_balance)
+def _layer_balance(value: float) -> float:
+    return value
 
 
 # From layers to the whole model
@@ -271,4 +288,13 @@ MEASURES: dict[str, Measure] = {
     "gradient_norm": Measure("gradients", gradients.gradient_norm, _gradients, _norm, cheap=False),
     "gradient_rank": Measure("gradients", gradients.gradient_rank, _gram, cheap=False),
     "gradient_collinearity": Measure("gradients", gradients.gradient_collinearity, _gram, cheap=False),
+    "lipschitz_bound": Measure("weights", lipschitz_bound, _whole, cheap=False, by_name=True),
+    "layer_balance": Measure("weights", _layer_balance, _balance, by_name=True),
+    "pq_balancedness": Measure("weights", pq_balancedness, _whole, cheap=False, by_name=True),
+    "hessian_top_eigenvalue": Measure("curvature", curvature.hessian_top_eigenvalue, _whole, cheap=False),
+    "hessian_trace": Measure("curvature", curvature.hessian_trace, _whole, cheap=False),
+    "hessian_epsilon_rank": Measure("curvature", curvature.hessian_epsilon_rank, _whole, cheap=False),
+    "hessian_epsilon_mass": Measure("curvature", curvature.hessian_epsilon_mass, _whole, cheap=False),
+    "gauss_newton_top_eigenvalue": Measure("curvature", curvature.gauss_newton_top_eigenvalue, _whole, cheap=False),
+    "kronecker_rank_sum": Measure("curvature", curvature.kronecker_rank_sum, _whole, cheap=False, by_name=True),
 }
