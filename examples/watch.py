@@ -4,7 +4,7 @@ Digits, 3,600 steps, as in examples/digits.py: either one task with the true lab
 random labels. Where a network loses its plasticity the alarm should come before a task has ended with less than half of the
 best accuracy; where it does not, there should be none.
 
-    python examples/watch.py            # 20 seeds, about 15 minutes on two cores; writes what examples/watch.txt has
+    python examples/watch.py            # 20 seeds, about half an hour on two cores; its output is in examples/watch.txt
     python examples/watch.py --seeds 2
 """
 
@@ -24,12 +24,29 @@ from torch import nn
 import replastic as rp
 
 EVERY = 50
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], bool]] = {  # activation function, and whether a layer norm is before it
-    "ReLU": (nn.ReLU, False),
-    "GELU": (nn.GELU, False),
-    "Leaky ReLU": (nn.LeakyReLU, False),
-    "tanh": (nn.Tanh, False),
-    "layer norm, ReLU": (nn.ReLU, True),
+
+
+def mlp(activation: Callable[[], nn.Module], norm: Callable[[int], nn.Module] | None = None) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise([64, WIDTH, WIDTH, WIDTH]):
+        layers += [nn.Linear(a, b), *([norm(b)] if norm else []), activation()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+
+
+def cnn() -> nn.Sequential:
+    convolutions = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()]
+    head = [nn.Flatten(), nn.Linear(32 * 4 * 4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)]
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *convolutions, *head)
+
+
+NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
+    "ReLU": lambda: mlp(nn.ReLU),
+    "GELU": lambda: mlp(nn.GELU),
+    "Leaky ReLU": lambda: mlp(nn.LeakyReLU),
+    "tanh": lambda: mlp(nn.Tanh),
+    "layer norm, ReLU": lambda: mlp(nn.ReLU, nn.LayerNorm),
+    "batch norm, ReLU": lambda: mlp(nn.ReLU, nn.BatchNorm1d),
+    "CNN, ReLU": cnn,
 }
 Run = tuple[str, str, int]  # network, arm, seed
 Result = tuple[list[float], list[int]]  # accuracy at the end of each task, and the steps at which there was an alarm
@@ -40,20 +57,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", choices=NETWORKS)
     options = parser.parse_args()
-    runs = list(itertools.product(NETWORKS, ARMS, range(options.seeds)))
+    networks = [options.only] if options.only else list(NETWORKS)
+    runs: list[Run] = list(itertools.product(networks, ARMS, range(options.seeds)))
     with ProcessPoolExecutor(options.jobs) as pool:
         results = dict(zip(runs, pool.map(run, runs), strict=True))
-    print(table(results, options.seeds))
+    print(table(results, networks, options.seeds))
 
 
-def table(results: dict[Run, Result], seeds: int) -> str:
+def table(results: dict[Run, Result], networks: list[str], seeds: int) -> str:
     lines = [
         f"{'':<18}{'true labels':>12}  {'random labels':<40}accuracy in tasks 7 to 12, mean ± s.d., {seeds} seeds",
         f"{'network':<18}{'false alarms':>12}  {'lost':>8}{'in time':>9}{'too late':>10}{'needless':>10}"
         f"{'train on':>14}{'FIRE on alarm':>20}{'FIRE at boundaries':>20}",
     ]
-    for network in NETWORKS:
+    for network in networks:
         of = {arm: [results[network, arm, seed] for seed in range(seeds)] for arm in ARMS}
         false = sum(bool(alarms) for _, alarms in of["true labels"])
         verdicts = [verdict(*result) for result in of["train on"]]
@@ -87,7 +106,7 @@ def run(which: Run) -> Result:
     torch.manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     inputs, truth = digits(), torch.tensor(load_digits(return_X_y=True)[1][:SAMPLES])
-    net = build(network)
+    net = NETWORKS[network]()
     watcher = rp.watch(net, every=EVERY)
     accuracies: list[float] = []
     alarms: list[int] = []
@@ -111,15 +130,6 @@ def run(which: Run) -> Result:
         with torch.no_grad():
             accuracies.append((net(inputs).argmax(1) == labels).float().mean().item())
     return accuracies, alarms
-
-
-def build(network: str) -> nn.Sequential:
-    activation, norm = NETWORKS[network]
-    sizes = [64, WIDTH, WIDTH, WIDTH]
-    hidden: list[nn.Module] = []
-    for a, b in itertools.pairwise(sizes):
-        hidden += [nn.Linear(a, b), *([nn.LayerNorm(b)] if norm else []), activation()]
-    return nn.Sequential(*hidden, nn.Linear(WIDTH, 10))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ class Watch:
         """Call it after every step of training: True when it is time, for example for rp.fire_(model).
 
         Nearly always it does nothing. Every so many calls it has the next forward pass in training mode kept, and the call
-        after that looks at it. After an alarm it looks anew: if nothing is done, or nothing helped, the alarm comes again.
+        after that looks at it. If nothing is done about an alarm, or nothing helps, the next one comes when as much again is
+        lost.
         """
         self.calls += 1
         seen = self._tap.on and len(self._tap.inputs) == len(self._tap.groups)
@@ -92,6 +93,7 @@ class Watch:
         self.history.append(Look(self.calls, shares, alarm))
         if alarm:
             self._recent.clear()
+            self.lowest = shares  # what has been said is not said again; if it is mended, the lowest follows
         return alarm
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Operators against dense matrices: of the Hessian by torch.func, and of the Gauss-Newton matrix by its definition."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -438,3 +439,46 @@ def test_curvlinops_finds_the_same_hessian() -> None:
         probe.model, nn.CrossEntropyLoss(), list(probe.model.parameters()), [(probe.inputs, probe.targets)]
     )
     close(dense(hessian(probe)), theirs @ torch.eye(43, dtype=torch.float64))
+
+
+def test_images_in_the_order_of_tensor_cores_change_nothing(device: torch.device) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 3, 3, stride=2, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Conv2d(3, 2, 1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
+    net = net.double().to(device)
+    inputs, targets = (
+        torch.randn(5, 2, 4, 4, dtype=torch.float64, device=device),
+        torch.tensor([0, 1, 2, 0, 1], device=device),
+    )
+    parameters = list(net.parameters())
+    matrices = []
+    for channels_last in (False, True):
+        with double_backward.FastDoubleBackward(channels_last=channels_last):
+            loss = F.cross_entropy(net(inputs), targets)
+        matrices.append(dense(hessian_of(loss, parameters)))
+    assert torch.allclose(*matrices, rtol=1e-10, atol=1e-12)
+
+
+def test_code_that_refuses_that_order_is_run_in_its_own(device: torch.device) -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(2, 3, 3), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.conv(x).view(len(x), -1))
+
+    torch.manual_seed(0)
+    net = Viewing().to(device)
+    batch = (torch.randn(5, 2, 4, 4, device=device), torch.tensor([0, 1, 2, 0, 1], device=device))
+    probe = Probe(net, batch, loss=F.cross_entropy)
+    assert not graphs.takes_channels_last(probe)
+    exact = Probe(copy.deepcopy(net).double(), (batch[0].double(), batch[1]), loss=F.cross_entropy)
+    found, expected = dense(hessian(probe, precision="ieee")), dense(hessian(exact))
+    assert torch.allclose(found.double(), expected, rtol=1e-3, atol=1e-5)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import replastic as rp
+from replastic.measures import MEASURES
 from replastic.methods import METHODS
 from replastic.methods.grids import BEST, GRIDS
 from replastic.weights import PRESETS
@@ -21,10 +22,10 @@ ROOT = Path(__file__).parent.parent
 def load(path: str, monkeypatch: pytest.MonkeyPatch | None = None):
     if monkeypatch is not None:
         monkeypatch.syspath_prepend(str((ROOT / path).parent))  # scripts import their neighbours
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    spec = importlib.util.spec_from_file_location(path.replace("/", "."), ROOT / path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     return module
 
@@ -50,6 +51,31 @@ def test_the_page_of_methods_is_that_of_the_docstrings() -> None:
     page = load("docs/methods.py").rendered()
     assert (ROOT / "docs/methods.md").read_text() == page, "run python docs/methods.py"
     assert all(f"| `{name}` |" in page for name in METHODS)
+
+
+def test_the_cost_of_measures_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    assert load("benchmarks/measures.py", monkeypatch).rendered(text) == text
+    assert "ResNet-18, norms in train mode" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/measures.md"])
+def test_measures_and_what_examples_printed_are_shown_as_they_are(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert load("docs/measures.py").rendered(text) == text, "run python docs/measures.py"
+    assert "dead units: 52% of its units" in text
+    assert f"{len(MEASURES)} of them" in text or all(f"| `{name}`" in text for name in MEASURES)
+
+
+def test_the_code_on_the_page_of_measures_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/measures.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 6
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["found"]["weight_growth"] == 1
+    assert names["watch"].history
+    assert names["smallest"].holds
 
 
 def test_the_code_on_the_page_of_methods_runs() -> None:
@@ -125,7 +151,7 @@ def test_the_readmes_demo_is_what_the_demo_printed() -> None:
 
 def test_the_readmes_code_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     model = torch.nn.Sequential()
     model.add_module("encoder", torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 8)))
     model.add_module("attention", torch.nn.MultiheadAttention(8, 2))

@@ -90,7 +90,7 @@ def test_a_share_that_has_risen_in_one_layer_raises_the_alarm_after_so_many_look
         assert not step(net, watcher)
     kill(net, 5)
     assert [step(net, watcher) for _ in range(3)] == [False, False, True]
-    assert watcher.history[-1].idle["0"] - watcher.lowest["0"] == pytest.approx(0.5)
+    assert watcher.history[-1].idle["0"] - watcher.history[0].idle["0"] == pytest.approx(0.5)
     assert watcher.history[-1].alarm
 
 
@@ -101,16 +101,29 @@ def test_what_was_idle_from_the_start_raises_no_alarm() -> None:
     assert not any(step(net, watcher) for _ in range(10))
 
 
-def test_the_alarm_comes_again_if_nothing_is_done_and_not_if_fire_has_helped() -> None:
+def test_the_alarm_comes_again_when_as_much_again_is_lost() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=2)
+    for _ in range(2):
+        step(net, watcher)
+    kill(net, 4)
+    assert [step(net, watcher) for _ in range(6)] == [False, True, False, False, False, False]
+    kill(net, 8)
+    assert [step(net, watcher) for _ in range(4)] == [False, True, False, False]
+
+
+def test_after_units_have_been_mended_the_alarm_is_for_losing_them_again() -> None:
     net = mlp()
     watcher = rp.watch(net, every=1, looks=2)
     for _ in range(2):
         step(net, watcher)
     kill(net, 6)
-    assert [step(net, watcher) for _ in range(4)] == [False, True, False, True]
+    assert [step(net, watcher) for _ in range(2)] == [False, True]
     with torch.no_grad():
         net[0].bias.zero_()
-    assert not any(step(net, watcher) for _ in range(6))
+    assert not any(step(net, watcher) for _ in range(4))
+    kill(net, 6)
+    assert any(step(net, watcher) for _ in range(3))
 
 
 def test_evaluation_is_not_looked_at() -> None:

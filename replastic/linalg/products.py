@@ -36,6 +36,21 @@ def float32_precision(precision: Precision | None, device: torch.device) -> Iter
         switch.fp32_precision = "none" if before == getattr(torch.backends, "fp32_precision", None) else before
 
 
+@contextlib.contextmanager
+def float32_convolutions(precision: Precision | None, device: torch.device) -> Iterator[None]:
+    """The same for convolutions, for which torch's own setting is TF32 unless it was changed."""
+    switch = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+    before = switch.fp32_precision
+    if device.type != "cuda" or precision is None or precision == before:
+        yield
+        return
+    switch.fp32_precision = precision
+    try:
+        yield
+    finally:
+        switch.fp32_precision = before
+
+
 def uses_tf32(tensor: Tensor) -> bool:
     """Whether products of this tensor are rounded to TF32 as things are set now."""
     return tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..chain import output_layers
 from ..inventory import WeightMatrix
 from ..linalg.polar_factor import work_dtype
+from ..linalg.products import Precision, float32_convolutions, float32_precision
 from ..states import check_not_shared, memory, named_tensors, plain, seeded
 from ..units import Example, UnitGroup, Units, find_units, original
 from ..units.kinds import has_rows_and_columns
@@ -107,12 +108,17 @@ class Probe:
                 yield
 
     @contextmanager
-    def differentiating(self) -> Iterator[None]:
-        """`running`, with gradients and without autocast: what half precision loses, a derivative does not bring back."""
-        devices = {"cpu", *(parameter.device.type for parameter in self.model.parameters())}
+    def differentiating(self, precision: Precision | None = None) -> Iterator[None]:
+        """`running`, with gradients and without autocast: what half precision loses, a derivative does not bring back.
+
+        precision: of float32 on CUDA, "ieee" or "tf32"; None keeps torch's own settings.
+        """
+        devices = {torch.device("cpu"), *(parameter.device for parameter in self.model.parameters())}
         with self.running(), torch.enable_grad(), ExitStack() as stack:
             for device in devices:
-                stack.enter_context(torch.autocast(device, enabled=False))
+                stack.enter_context(torch.autocast(device.type, enabled=False))
+                stack.enter_context(float32_precision(precision, device))
+                stack.enter_context(float32_convolutions(precision, device))
             yield
 
     def forward(self, inputs: Any = None) -> Any:

@@ -31,11 +31,13 @@ class FastDoubleBackward(TorchFunctionMode):
 
     linear: the graph is only for derivatives in what gradients are multiplied with, not in the parameters a second time, as
         for a Gauss-Newton product; what those would need is then left out.
+    channels_last: images are put into this order, in which tensor cores compute: without it every convolution copies what it
+        is given, there and back. What follows keeps it, so that only the first copies anything.
     """
 
-    def __init__(self, linear: bool = False) -> None:
+    def __init__(self, linear: bool = False, channels_last: bool = False) -> None:
         super().__init__()
-        self.linear = linear
+        self.linear, self.channels_last = linear, channels_last
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -43,7 +45,7 @@ class FastDoubleBackward(TorchFunctionMode):
         """Take the place of torch.conv* and F.batch_norm, and let everything else pass."""
         kwargs = kwargs or {}
         if func in _POSITIONS:
-            return _convolution(func, self.linear, *args, **kwargs)
+            return _convolution(func, self.linear, self.channels_last, *args, **kwargs)
         if func is F.batch_norm:
             return batch_norm(*args, **kwargs, linear=self.linear)
         return func(*args, **kwargs)
@@ -63,6 +65,7 @@ class _How(NamedTuple):
 def _convolution(
     func: Callable[..., Tensor],
     linear: bool,
+    channels_last: bool,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -79,6 +82,8 @@ def _convolution(
         values = [value] if isinstance(value, int) else list(value)
         return values * axes if len(values) == 1 else values
 
+    if channels_last and axes == 2:
+        input, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (input, weight))
     how = _How(each(stride), each(padding), each(dilation), False, [0] * axes, groups)
     output = _Convolution.apply(input, weight, bias, how, linear)
     assert isinstance(output, Tensor)

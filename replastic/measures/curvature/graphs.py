@@ -8,13 +8,15 @@ is gone through in chunks, each of them built, differentiated and dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...linalg.products import Precision
+from ...states import seeded
 from ..probe import NotMeasurable, Probe
 from .chunks import Chunk, chunks_of, whole
 from .double_backward import FastDoubleBackward
@@ -25,28 +27,34 @@ CUDA_SHARE = 0.5  # of free memory; the rest is for what a product makes on its 
 _TRIAL = 16  # samples whose graph is measured, to know that of the batch
 
 
-def hessian(probe: Probe, *, chunk: int | None = None, keep_graph: bool | None = None) -> SymmetricOperator:
+def hessian(
+    probe: Probe, *, chunk: int | None = None, keep_graph: bool | None = None, precision: Precision | None = None
+) -> SymmetricOperator:
     """∂²L/∂θ² of the probe's loss in its trainable parameters, flat in the order of `probe.parameters`.
 
     chunk: samples that are differentiated at a time; None: all, or as many as memory allows. Only for losses that are a mean
         or a sum over samples, and models in which samples do not meet: with batch norms, "eval" mode. Where dropout is on,
         chunks draw other masks than the batch as a whole.
     keep_graph: whether to keep graphs from product to product; None: if they fit into memory.
+    precision: of float32 on CUDA, "ieee" or "tf32"; None: torch's own settings, by which convolutions are in TF32, with
+        three digits, and products of matrices are not.
 
     Pearlmutter: Fast Exact Multiplication by the Hessian, Neural Computation 1994.
     """
-    return _operator(probe, _HessianGraph, chunk, keep_graph)
+    return _operator(probe, _HessianGraph, chunk, keep_graph, precision)
 
 
-def gauss_newton(probe: Probe, *, chunk: int | None = None, keep_graph: bool | None = None) -> SymmetricOperator:
+def gauss_newton(
+    probe: Probe, *, chunk: int | None = None, keep_graph: bool | None = None, precision: Precision | None = None
+) -> SymmetricOperator:
     """JᵀH_zJ: J is the derivative of the outputs z in the parameters, H_z the Hessian of the loss in z.
 
-    chunk, keep_graph: as for `hessian`.
+    chunk, keep_graph, precision: as for `hessian`.
 
     Schraudolph: Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent, Neural
     Computation 2002.
     """
-    return _operator(probe, _GaussNewtonGraph, chunk, keep_graph)
+    return _operator(probe, _GaussNewtonGraph, chunk, keep_graph, precision)
 
 
 class _HessianGraph:
@@ -54,7 +62,7 @@ class _HessianGraph:
 
     def __init__(self, probe: Probe, chunk: Chunk, parameters: list[Tensor]) -> None:
         self.parameters = parameters
-        with FastDoubleBackward():
+        with FastDoubleBackward(channels_last=probe.once(takes_channels_last)):
             loss = probe.loss_of(probe.forward(chunk.inputs), chunk.targets) * chunk.weight
         self.gradients = gradients_of(loss, parameters)
 
@@ -70,7 +78,7 @@ class _GaussNewtonGraph:
 
     def __init__(self, probe: Probe, chunk: Chunk, parameters: list[Tensor]) -> None:
         self.parameters = parameters
-        with FastDoubleBackward(linear=True):
+        with FastDoubleBackward(linear=True, channels_last=probe.once(takes_channels_last)):
             self.outputs = probe.forward(chunk.inputs)
         if not isinstance(self.outputs, Tensor):
             raise NotMeasurable(
@@ -103,18 +111,34 @@ def gradients_of(loss: Tensor, variables: list[Tensor]) -> Sequence[Tensor | Non
 
 
 @contextmanager
-def differentiable(probe: Probe) -> Iterator[None]:
+def differentiable(probe: Probe, precision: Precision | None = None) -> Iterator[None]:
     """Run the model in here, in a way that can be differentiated twice: whatever surrounds it, and in full precision."""
     try:
         common_dtype(list(probe.parameters.values()))
     except ValueError as problem:
         raise NotMeasurable(str(problem)) from problem
-    with sdpa_kernel(SDPBackend.MATH), probe.differentiating():  # fused attention has no second derivative
+    with sdpa_kernel(SDPBackend.MATH), probe.differentiating(precision):  # fused attention has no second derivative
         yield
 
 
+def takes_channels_last(probe: Probe) -> bool:
+    """Whether the model's code runs with images in the order that tensor cores compute in; `view` may refuse it."""
+    if not all(parameter.is_cuda for parameter in probe.parameters.values()):
+        return False
+    try:
+        with probe.running(), torch.no_grad(), FastDoubleBackward(channels_last=True):
+            probe.forward()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _operator(
-    probe: Probe, make: Callable[[Probe, Chunk, list[Tensor]], _Graph], chunk: int | None, keep_graph: bool | None
+    probe: Probe,
+    make: Callable[[Probe, Chunk, list[Tensor]], _Graph],
+    chunk: int | None,
+    keep_graph: bool | None,
+    precision: Precision | None,
 ) -> SymmetricOperator:
     probe.require_loss()
     parameters: list[Tensor] = list(probe.parameters.values())
@@ -122,14 +146,14 @@ def _operator(
     dtype = common_dtype(parameters)
     kept: list[_Graph] = []
     if plan.keep:
-        with differentiable(probe):
+        with differentiable(probe, precision):
             kept = [make(probe, part, parameters) for part in plan.chunks]
 
     def product(vector: Tensor) -> Tensor:
         vectors = split(vector, parameters)
         total: Tensor | None = None
-        # Also for a kept graph: code that is checkpointed runs again when it is differentiated.
-        with differentiable(probe):
+        # A graph that is built anew for each product has dropout draw the same masks each time.
+        with torch.enable_grad(), nullcontext() if kept else seeded(probe.seed, probe.model):
             for at, part in enumerate(plan.chunks):
                 graph = kept[at] if kept else make(probe, part, parameters)
                 made = flat(graph.product(vectors, plan.keep), parameters, dtype)
@@ -137,7 +161,8 @@ def _operator(
         assert total is not None
         return total
 
-    return SymmetricOperator(sum(parameter.numel() for parameter in parameters), product, dtype, parameters[0].device)
+    size = sum(parameter.numel() for parameter in parameters)
+    return SymmetricOperator(size, product, dtype, parameters[0].device, lambda: differentiable(probe, precision))
 
 
 @dataclass(frozen=True)

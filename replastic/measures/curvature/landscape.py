@@ -71,7 +71,7 @@ def loss_slice(probe: Probe, directions: Tensor | Sequence[Tensor], *, radius: f
     They are at torch.linspace(-radius, radius, points) of each direction. The model's weights are never written. A loss that
     is not finite somewhere is shown as it is.
     """
-    chosen = [directions] if isinstance(directions, Tensor) else list(directions)
+    chosen = [directions] if isinstance(directions, Tensor) and directions.ndim == 1 else list(directions)
     parameters = list(probe.parameters.values())
     size = sum(parameter.numel() for parameter in parameters)
     if len(chosen) not in (1, 2) or any(direction.shape != (size,) for direction in chosen):

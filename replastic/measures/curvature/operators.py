@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,16 +14,25 @@ DENSE_LIMIT = 10_000  # rows; as a float64 matrix 0.8 GB, and ten thousand produ
 class SymmetricOperator:
     """A symmetric matrix (size, size), by what it makes of a flat vector (size,).
 
+    around: makes a context that products are computed in. Who computes several enters it once, with `plainly`.
+
     >>> operator = SymmetricOperator(3, lambda vector: 2 * vector, torch.float64, torch.device("cpu"))
     >>> operator.product(torch.ones(3, dtype=torch.float64))
     tensor([2., 2., 2.], dtype=torch.float64)
     """
 
-    def __init__(self, size: int, product: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        size: int,
+        product: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         if size < 1:
             raise ValueError(f"size={size}: an operator has 1 row or more")
         self.size, self.dtype, self.device = size, dtype, device
-        self._product = product
+        self._product, self._around, self._inside = product, around, False
 
     def __repr__(self) -> str:
         return f"SymmetricOperator({self.size} x {self.size}, {self.dtype}, {self.device})"
@@ -35,13 +44,27 @@ class SymmetricOperator:
                 f"a vector of shape {tuple(vector.shape)} in {vector.dtype}: give one of shape ({self.size},) in "
                 f"{self.dtype}"
             )
-        return self._product(vector)
+        with self.within():
+            return self._product(vector)
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Where products are computed; entering it again in here does nothing."""
+        if self._inside:
+            yield
+            return
+        with self._around():
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
 
 
 @contextmanager
 def plainly(operator: SymmetricOperator) -> Iterator[None]:
     """Compute with vectors in here: without graphs, and in their own precision whatever autocast surrounds it."""
-    with torch.no_grad(), torch.autocast(operator.device.type, enabled=False):
+    with operator.within(), torch.no_grad(), torch.autocast(operator.device.type, enabled=False):
         yield
 
 

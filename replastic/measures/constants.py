@@ -1,0 +1,234 @@
+"""The Lipschitz constant in l2 of single layers and functions: by how much, at most, they stretch a difference of inputs.
+
+linear            ‖W‖₂
+convolution       the smaller of two bounds, both exact for kernels of one tap:
+                  √(Σ over classes of (Σ over its taps ‖W_tap‖₂)²): taps that differ modulo the stride read different
+                  inputs; and √windows·‖W_unfolded‖₂, for as many windows as one input can be in
+activation        the largest |slope|, as 1.129 of GELU and 1/4 of a sigmoid
+batch norm        max |γ|/√(variance + ε), in eval mode
+max-pooling       √windows
+averages, sums, padding, copies, selections and moves of axes: √(largest row sum · largest column sum) of the matrix
+                  with entries ≥ 0 that they are; 1 for a permutation
+CReLU             1: (relu(a) - relu(b))² + (relu(-a) - relu(-b))² ≤ (a - b)²
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import batchnorm, conv, dropout, instancenorm, padding, pooling
+
+
+class Refused(Exception):
+    """Why a call has no constant."""
+
+
+Read = Callable[[int, str, Any], Any]  # an argument, by its position or its name, or a default
+
+
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(listed.split())
+
+
+UNKNOWN = "it is not one that is known here"
+SHAPES = _names("size dim ndimension numel nelement len is_floating_point")
+LIKE = _names("view_as reshape_as expand_as type_as")
+BINARY = _names("add iadd sub isub mul imul multiply div truediv itruediv divide maximum minimum matmul")
+_KEPT = _names("detach clone contiguous to float double half bfloat16 type type_as cuda cpu")
+# Linear maps whose matrices have no entry below 0 (padding with a number is one up to a shift).
+_POSITIVE = _names(
+    """
+    flatten view reshape view_as reshape_as unflatten permute transpose swapaxes swapdims movedim moveaxis t T mT squeeze
+    unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile chunk split tensor_split unbind narrow select
+    index_select getitem flip roll mean sum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d pad pixel_shuffle pixel_unshuffle channel_shuffle unfold fold diagonal tril triu
+    """
+)
+_POSITIVE_MODULES = (
+    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Fold, nn.Unfold),
+    *(pooling._AvgPoolNd, pooling._AdaptiveAvgPoolNd, padding._ConstantPadNd, padding._ReflectionPadNd),
+    *(padding._ReplicationPadNd, padding._CircularPadNd),
+)
+# The largest |slope| of activations. Those of GELU are at √2 and, in its approximation, nearby; those without a formula are
+# rounded up.
+_SLOPES = {
+    **dict.fromkeys(_names("relu relu6 tanh hardtanh softsign logsigmoid softplus tanhshrink softshrink"), 1.0),
+    **dict.fromkeys(_names("abs absolute neg negative sin cos atan arctan clamp clip clamp_min clamp_max amax amin"), 1.0),
+    **{"sigmoid": 1 / 4, "hardsigmoid": 1 / 6, "hardswish": 3 / 2, "silu": 1.0998394, "mish": 1.0884982},
+    **{"selu": 1.0507009873554805 * 1.6732632423543772, "softmax": 1 / 2, "softmin": 1 / 2},
+}
+_GELU = {"none": (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi), "tanh": 1.1289931}
+_INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "area")
+
+
+def of_layer(layer: nn.Module, x: Tensor) -> float:
+    """The constant of a layer."""
+    known = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn."))
+    inner = "_conv_forward"  # where subclasses of convolutions do what they do with the weight
+    if type(layer).forward is not known.forward or getattr(type(layer), inner, None) is not getattr(known, inner, None):
+        raise Refused("it has a forward of its own")
+    if isinstance(layer, nn.Linear):
+        return spectral_norm(layer.weight)
+    if isinstance(layer, conv._ConvNd):
+        if layer.padding_mode != "zeros":
+            raise Refused(f"padding_mode={layer.padding_mode!r} reads inputs again at the borders; 'zeros' is known")
+        # A transposed convolution is the transpose of a convolution with this weight, and has its norm.
+        return _convolution(layer.weight, layer.stride, layer.dilation, layer.groups)
+    if isinstance(layer, batchnorm._BatchNorm):
+        if layer.training or layer.running_var is None:
+            raise Refused("a batch norm that takes the batch's own statistics has none: give Probe(..., mode='eval')")
+        gains = (layer.running_var.double() + layer.eps).rsqrt()
+        return float((gains if layer.weight is None else gains * layer.weight.double().abs()).max())
+    if isinstance(layer, dropout._DropoutNd):
+        if layer.training and layer.p:
+            raise Refused("it is random: give Probe(..., mode='eval')")
+        return 1.0
+    if isinstance(layer, _POSITIVE_MODULES):
+        return _schur(layer, x)
+    names = {nn.Upsample: "interpolate", nn.Softmax2d: "softmax", nn.LogSoftmax: "log_softmax"}
+    name = names.get(known) or known.__name__.lower().replace("adaptivemax", "adaptive_max_").replace("maxpool", "max_pool")
+
+    def read(position: int, keyword: str, default: Any) -> Any:
+        return getattr(layer, keyword, default)
+
+    problem = reason(layer)
+    if problem:
+        raise Refused(problem)
+    return of_function(name, read, x, layer)
+
+
+def of_function(name: str, read: Read, x: Tensor, call: Callable[[Tensor], Any]) -> float:
+    """The constant of a function of one tensor."""
+    if name in _SLOPES:
+        return _SLOPES[name]
+    if name in _KEPT:
+        return 1.0
+    if name in _POSITIVE or (name == "interpolate" and read(3, "mode", "nearest") in _INTERPOLATIONS):
+        return _schur(call, x)
+    if name == "gelu":
+        return _GELU[read(1, "approximate", "none")]
+    if name == "leaky_relu" or name == "leakyrelu":
+        return max(1.0, abs(read(1, "negative_slope", 0.01)))
+    if name == "elu":
+        return max(1.0, abs(read(1, "alpha", 1.0)))
+    if name == "celu" and read(1, "alpha", 1.0) > 0:
+        return 1.0
+    if name == "prelu":
+        return max(1.0, largest(read(1, "weight", None)))
+    if name == "log_softmax":  # I - 1pᵀ is largest where p is one class
+        dim = read(1, "dim", None)
+        return math.sqrt(x.shape[dim] if dim is not None else max(x.shape))
+    if "dropout" in name:
+        if read(2, "training", True) and read(2, "train", True):
+            raise Refused("it is random: give Probe(..., mode='eval'), and training=self.training in the model's code")
+        return 1.0
+    if name.startswith("max_pool") and not read(6, "return_indices", False):
+        kernel = _each(read(1, "kernel_size", None), int(name[-2]))
+        stride = read(2, "stride", None) or kernel
+        classes = _classes(kernel, _each(stride, len(kernel)), _each(read(4, "dilation", 1), len(kernel)))
+        return math.sqrt(int(classes.bincount().max()))
+    if name.startswith("adaptive_max_pool") and not read(2, "return_indices", False):
+        axes = int(name[-2])
+        sizes = zip(x.shape[-axes:], _each(read(1, "output_size", None), axes), strict=True)
+        return math.sqrt(math.prod(_adaptive_windows(before, after or before) for before, after in sizes))
+    raise Refused(_FUNCTION_REASONS.get(name, UNKNOWN))
+
+
+def reason(layer: nn.Module) -> str:
+    """Why layers of this kind have no constant, if that is known."""
+    norms = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, instancenorm._InstanceNorm)
+    if isinstance(layer, norms):
+        return _FUNCTION_REASONS["layer_norm"]
+    if isinstance(layer, nn.MultiheadAttention):
+        return _FUNCTION_REASONS["scaled_dot_product_attention"]
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        return "it reads indices, which are not near or far"
+    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+        return "a recurrent layer's grows with the length of the sequence"
+    return ""
+
+
+_FUNCTION_REASONS = {
+    **dict.fromkeys(
+        ("layer_norm", "group_norm", "rms_norm", "instance_norm", "batch_norm", "normalize"),
+        "a norm divides by the size of its input, and is as steep as it likes near one of size 0",
+    ),
+    "scaled_dot_product_attention": "attention multiplies values by a function of them, and grows with its input",
+    "glu": "a product of two values that both depend on the input grows with them",
+    **dict.fromkeys(("item", "tolist"), "code that computes with its numbers is not followed"),
+}
+
+
+def of_weights(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """Of F.linear and F.conv2d and its kin, with weights that do not depend on the input."""
+    if kwargs.get("weight") is None and len(args) < 2:
+        raise Refused(UNKNOWN)
+    weight = kwargs["weight"] if "weight" in kwargs else args[1]
+    if name == "linear":
+        return spectral_norm(weight)
+    stride, dilation, groups = (
+        args[at] if len(args) > at else kwargs.get(key, 1) for at, key in ((3, "stride"), (5, "dilation"), (6, "groups"))
+    )
+    return _convolution(weight, _each(stride, weight.ndim - 2), _each(dilation, weight.ndim - 2), groups)
+
+
+def _convolution(weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> float:
+    """The smaller of the two bounds, for the group with the largest."""
+    grouped = weight.detach().double().unflatten(0, (groups, -1))  # (groups, out, in, *kernel)
+    classes = _classes(grouped.shape[3:], stride, dilation).to(weight.device)
+    taps = torch.linalg.matrix_norm(grouped.flatten(3).movedim(-1, 1), 2)  # (groups, taps)
+    sums = taps.new_zeros(groups, int(classes.max()) + 1).index_add(1, classes, taps)
+    unfolded = torch.linalg.matrix_norm(grouped.flatten(2), 2) * math.sqrt(int(classes.bincount().max()))
+    return float(torch.minimum(sums.norm(dim=1), unfolded).max())
+
+
+def _classes(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """For each tap of a kernel, its class: taps of two classes never read the same input, and one input is in as many
+    windows as there are taps in its class, at most."""
+    residues = [
+        tuple(tap * d % s for tap, d, s in zip(taps, dilation, stride, strict=True))
+        for taps in product(*(range(size) for size in kernel))
+    ]
+    numbers = {residue: number for number, residue in enumerate(dict.fromkeys(residues))}
+    return torch.tensor([numbers[residue] for residue in residues])
+
+
+def _adaptive_windows(before: int, after: int) -> int:
+    """In how many windows of adaptive pooling one of `before` positions can be."""
+    counts = [0] * before
+    for window in range(after):
+        for at in range(window * before // after, -((window + 1) * before // -after)):
+            counts[at] += 1
+    return max(counts)
+
+
+def _each(value: int | Sequence[int], axes: int) -> Sequence[int]:
+    return [value] * axes if isinstance(value, int) else list(value) * (axes if len(value) == 1 else 1)
+
+
+def _schur(function: Callable[[Tensor], Any], x: Tensor) -> float:
+    """√(‖T‖_∞ ‖T‖₁) ≥ ‖T‖₂ of a linear map with entries of 0 or more: its row sums are T1, its column sums Tᵀ1."""
+    with torch.enable_grad():
+        ones = torch.ones_like(x, dtype=torch.float64, requires_grad=True)
+        rows = _joined(function(ones.clone())) - _joined(function(torch.zeros_like(ones)))
+        (columns,) = torch.autograd.grad(rows.sum(), ones)
+    return math.sqrt(float(rows.max()) * float(columns.max()))
+
+
+def _joined(values: Any) -> Tensor:
+    return values.flatten() if isinstance(values, Tensor) else torch.cat([value.flatten() for value in values])
+
+
+def largest(value: Tensor | float) -> float:
+    """The largest |entry|."""
+    return float(value.detach().abs().max()) if isinstance(value, Tensor) else abs(value)
+
+
+def spectral_norm(matrix: Tensor) -> float:
+    """‖W‖₂, in float64."""
+    return float(torch.linalg.matrix_norm(matrix.detach().double(), 2))
