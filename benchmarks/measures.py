@@ -269,7 +269,11 @@ def table(record: dict[str, Any]) -> str:
     wrong = [f"{record['errors'][name]:.0e}" if isinstance(record["errors"][name], float) else "-" for name in heads]
     lines.append("| MLP of 138 parameters: relative error | " + " | ".join(wrong) + " |")
     if record["watch"]:
-        lines += ["", "| `watch(model, every=100)` | a step | adds | between the quartiles of its blocks |", "|---|---|---|---|"]
+        lines += [
+            "",
+            "| `watch(model, every=100)` | a step | adds | between quartiles |",
+            "|---|---|---|---|",
+        ]
         lines += [
             f"| {title} | {duration(row['step_ms'])} | {100 * row['added']:.1f} % | {100 * row['spread']:.1f} % |"
             for title, row in record["watch"].items()

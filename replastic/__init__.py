@@ -19,6 +19,7 @@ from .linalg import deviation_from_isometry as deviation_from_isometry
 from .linalg import normalised_squared_frobenius_error as normalised_squared_frobenius_error
 from .linalg import squared_frobenius_error as squared_frobenius_error
 from .measures import MEASURES as MEASURES
+from .measures import NotMeasurable as NotMeasurable
 from .measures import Probe as Probe
 from .measures import layer_deviation as layer_deviation
 from .measures import measure as measure

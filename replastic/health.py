@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -13,12 +13,15 @@ from .measures import MEASURES, NotMeasurable, Probe, measure
 from .measures.probe import Loss, Mode
 from .methods import fire_
 from .methods.fire import LayerReport
-from .states import check_same_build, reinitialised, seeded
-from .units import Example, original
+from .states import built_like, reinitialised, seeded
+from .units import Example
 from .weights import Where
 
-_SHARE = 0.15  # of a layer's units that may be lost, more than in a new network
-_FLAT = 1e3  # times its smaller side: a condition number that one in 500 square Gaussian matrices exceeds
+_SHARE = 0.25  # of a layer's units that may be lost, more than in a new network
+_FLAT = 1e4  # times its smaller side: a condition number that one in 5000 square Gaussian matrices exceeds
+_LARGE = 10.0  # a spectral norm that no usual initialisation reaches
+_DRAWS = 5  # new networks: they differ, and the worst of several is what is still normal
+_SHOWN = 30  # layers, up to which all are shown
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Rule:
 
     measure: str
     problem: str
+    when: str  # in words
     unhealthy: Callable[[float, float], bool]
+    worst: Callable[[Iterable[float]], float]  # of several new networks
     number: str  # how to write the value
     phrase: str  # how to speak of it
     why: str
@@ -38,7 +43,9 @@ RULES = (
     Rule(
         "dead_fraction",
         "dead units",
+        f"{_SHARE} more than in new networks",
         lambda value, new: value - new >= _SHARE,
+        max,
         "{:.0%}",
         "{} of its units",
         "they give zero for every sample, so no gradient reaches their weights",
@@ -47,7 +54,9 @@ RULES = (
     Rule(
         "saturated_fraction",
         "saturated units",
+        f"{_SHARE} more than in new networks",
         lambda value, new: value - new >= _SHARE,
+        max,
         "{:.0%}",
         "{} of its units",
         "their activation is flat on every sample, so hardly any gradient reaches their weights",
@@ -56,7 +65,9 @@ RULES = (
     Rule(
         "dormant_fraction",
         "dormant units",
+        f"{_SHARE} more than in new networks",
         lambda value, new: value - new >= _SHARE,
+        max,
         "{:.0%}",
         "{} of its units",
         "they are faint beside the others of their layer and carry next to nothing on",
@@ -65,7 +76,9 @@ RULES = (
     Rule(
         "effective_rank",
         "collapsed features",
+        "at most 15 % of that of new networks",
         lambda value, new: value <= 0.15 * new,
+        min,
         "{:.1f}",
         "effective rank {}",
         "samples look alike to the layers that read it, so what tells new ones apart is lost",
@@ -74,7 +87,9 @@ RULES = (
     Rule(
         "condition_number",
         "ill-conditioned weight",
+        f"10 times that of new networks, and {_FLAT:.0e} times its smaller side, at 75 % of their effective rank or less",
         lambda value, new: value >= 10 * new,  # and _FLAT, below: it depends on the size
+        max,
         "{:.2g}",
         "condition number {}",
         "some directions pass and others do not, forwards and in gradients",
@@ -83,7 +98,9 @@ RULES = (
     Rule(
         "weight_effective_rank",
         "low-rank weight",
+        "at most half of that of new networks",
         lambda value, new: value <= 0.5 * new,
+        min,
         "{:.1f}",
         "effective rank {}",
         "a few directions have grown over all others",
@@ -91,15 +108,28 @@ RULES = (
     ),
     Rule(
         "spectral_norm",
+        "zero weight",
+        "zero, and not in new networks",
+        lambda value, new: value == 0 < new,
+        min,
+        "{:.3g}",
+        "spectral norm {}",
+        "nothing passes it, and no gradient reaches what is before it",
+        "size",
+    ),
+    Rule(
+        "spectral_norm",
         "grown weight",
-        lambda value, new: value >= 10 * new,
+        f"10 times that of new networks, and {_LARGE:g}",
+        lambda value, new: value >= max(10 * new, _LARGE),
+        max,
         "{:.3g}",
         "spectral norm {}",
         "steps of the usual size no longer change what it computes",
         "size",
     ),
 )
-_MEASURED = tuple(rule.measure for rule in RULES)
+_MEASURED = tuple(dict.fromkeys(rule.measure for rule in RULES))
 
 
 @dataclass(frozen=True)
@@ -144,7 +174,7 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         found = [str(finding) for finding in self.findings] or ["Nothing unhealthy was found."]
-        return "\n".join([self.title, "", *_table(self), "", *found, *(f"Note: {note}" for note in self.notes)])
+        return "\n".join([self.title, "", *found, "", *_table(self), *(f"Note: {note}" for note in self.notes)])
 
 
 def diagnose(
@@ -159,8 +189,8 @@ def diagnose(
 ) -> Diagnosis:
     """What is unhealthy in a model, layer by layer, why, and what FIRE would change. `print` shows it as a table.
 
-    The yardstick is the same network newly initialised, on the same batch: what is normal differs between architectures.
-    Nothing of the model changes. For other measures or settings see `measure`.
+    The yardstick is the same network newly initialised, five times, on the same batch: what is normal differs between
+    architectures. Nothing of the model changes. For other measures or settings see `measure`.
 
     batch: inputs, or (inputs, targets); a few hundred samples of what is to be learnt next.
     loss: if given, with targets, weights that no gradient reaches are found, too.
@@ -184,24 +214,30 @@ def diagnose(
 
 
 def _by_layer(probe: Probe, notes: list[str]) -> dict[str, dict[str, float]]:
-    """Measures by layer, in the model's order; a family that cannot be had leaves a note."""
+    """Measures by layer, in the model's order; what cannot be had leaves a note."""
     rows: dict[str, dict[str, float]] = {_layer(weight.name): {} for weight in probe.weights}
-    for family in ("weights", "units", "features"):
+    problems: dict[str, list[str]] = {}
+    for name in _MEASURED:
+        entry = MEASURES[name]
         try:
-            found = measure(probe, [name for name in _MEASURED if MEASURES[name].family == family])
+            parts = entry.parts(probe)
         except NotMeasurable as problem:
-            notes.append(f"{family} could not be looked at: {problem}")
+            problems.setdefault(str(problem), []).append(name)
             continue
-        for name, value in found.items():
-            measured, _, layer = name.partition("/")
-            if layer:
-                rows.setdefault(_layer(layer), {})[measured] = value
+        for layer, arguments in parts.items():
+            try:
+                rows.setdefault(_layer(layer), {})[name] = float(entry.formula(*arguments))
+            except NotMeasurable as problem:  # one layer, as a weight of zeros, is no reason to leave out the others
+                problems.setdefault(f"{_layer(layer)}: {problem}", []).append(name)
+    notes += [f"{', '.join(names)} could not be had: {problem}" for problem, names in problems.items()]
     return rows
 
 
 def _layer(name: str) -> str:
     """Of a weight's name that of its layer, and of its part if it has several: "attn.qkv.weight:key" is "attn.qkv:key"."""
-    return name.replace(".weight", "").replace("weight", "model")
+    whole, colon, part = name.replace("._orig_mod", "").partition(":")
+    layer = "" if whole == "weight" else whole.removesuffix(".weight")
+    return f"{layer or 'model'}{colon}{part}"
 
 
 def _sides(probe: Probe) -> dict[str, int]:
@@ -209,20 +245,27 @@ def _sides(probe: Probe) -> dict[str, int]:
 
 
 def _yardstick(probe: Probe, build: Callable[[], nn.Module] | None, notes: list[str]) -> dict[str, dict[str, float]]:
-    """The same measures of the same network, newly initialised."""
-    try:
-        with seeded(probe.seed, probe.model):
-            fresh = reinitialised(probe.model) if build is None else original(build())
+    """The same measures of the same network newly initialised: the worst of several draws."""
+    draws: list[dict[str, dict[str, float]]] = []
+    for draw in range(_DRAWS):
+        try:
+            with seeded(probe.seed + draw, probe.model):
+                fresh = reinitialised(probe.model) if build is None else built_like(probe.model, build)
+        except ValueError as problem:
             if build is not None:
-                check_same_build(probe.model, fresh)
-                like = next(probe.model.parameters())
-                fresh = fresh.to(like.device, like.dtype)
-    except ValueError as problem:
-        if build is not None:
-            raise
-        notes.append(f"there is no new network to compare with, so only shares of units are judged: {problem}")
-        return {}
-    return _by_layer(_twin(probe, fresh), [])
+                raise
+            told = str(problem).partition(" Pass a function")[0]
+            notes.append(
+                f"there is no new network to compare with, so only shares of units are judged. {told} Give "
+                "diagnose(..., build=...), the function that makes the model"
+            )
+            return {}
+        draws.append(_by_layer(_twin(probe, fresh), []))
+    worst = {rule.measure: rule.worst for rule in RULES}
+    return {
+        layer: {name: worst[name](draw[layer][name] for draw in draws if name in draw.get(layer, {})) for name in row}
+        for layer, row in draws[0].items()
+    }
 
 
 def _judge(
@@ -232,7 +275,7 @@ def _judge(
     sides: Mapping[str, int],
 ) -> list[Finding]:
     findings: list[Finding] = []
-    lowest = 1.0  # share of the rank that is left in layers already named: what reads them cannot have more
+    collapsed: list[str] = []
     for layer, row in values.items():
         named: set[str] = set()
         for rule in RULES:
@@ -240,27 +283,39 @@ def _judge(
             normal = new.get(layer, {}).get(rule.measure, None if new or rule.kind != "units" else 0.0)
             if value is None or normal is None or rule.kind in named or not rule.unhealthy(value, normal):
                 continue
-            if rule.measure == "condition_number" and value < _FLAT * sides[layer]:
-                continue
-            if rule.kind == "rank":
-                if value > 0.5 * lowest * normal:
+            if rule.measure == "condition_number":
+                # Columns for inputs that never vary decay to nothing and do no harm: the spectrum is to have suffered.
+                rank, rank_then = row["weight_effective_rank"], new[layer]["weight_effective_rank"]
+                if value < _FLAT * sides[layer] or rank > 0.75 * rank_then:
                     continue
-                lowest = value / normal
             named.add(rule.kind)
+            if rule.kind == "rank":
+                collapsed.append(layer)
+                if len(collapsed) > 1:  # what reads a collapsed layer is collapsed, too: the first is the one to name
+                    continue
             after = fired.get(layer, {}).get(rule.measure)
             figures = [rule.phrase.format(rule.number.format(value))]
-            figures += [f"in a new network {rule.number.format(normal)}"] if new else []
-            figures += [f"after FIRE {rule.number.format(after)}"] if after is not None else []
+            figures += [f"in new networks {rule.number.format(normal)}"] if new else []
+            if after is not None:
+                still = "still " if rule.unhealthy(after, normal) else ""
+                figures.append(f"after FIRE {still}{rule.number.format(after)}")
             text = f"{layer}: {rule.problem}: {'; '.join(figures)}\n    {rule.why}"
             findings.append(Finding(layer, rule.problem, value, normal if new else None, after, text))
-    return findings
+    return [_with_others(finding, collapsed) for finding in findings]
+
+
+def _with_others(finding: Finding, collapsed: list[str]) -> Finding:
+    """The finding of collapsed features, with the layers behind that it may be the cause of."""
+    if finding.problem != "collapsed features" or len(collapsed) < 2:
+        return finding
+    return replace(finding, text=f"{finding.text}; it is so in {', '.join(collapsed[1:])} as well")
 
 
 def _without_gradient(probe: Probe) -> list[Finding]:
     norms = measure(probe, "gradient_norm")
     names = dict.fromkeys(weight.name.partition(":")[0] for weight in probe.weights)
     return [
-        Finding(_layer(name), "no gradient", 0.0, None, None, f"{_layer(name)}: no gradient: the loss does not depend on it")
+        Finding(_layer(name), "no gradient", 0.0, None, None, f"{_layer(name)}: no gradient: it is zero for this batch")
         for name in names
         if norms.get(f"gradient_norm/{name}") == 0
     ]
@@ -298,17 +353,18 @@ def _table(diagnosis: Diagnosis) -> list[str]:
     """A row for each layer; in brackets what a new network has, and an asterisk where something was found."""
     named = {finding.layer for finding in diagnosis.findings}
     header = ["", "layer", *(title for title, _, _ in _COLUMNS), "DfI/col, fired", "SFE/|W|²"]
+    shown = [layer for layer in diagnosis.layers if layer.name in named or len(diagnosis.layers) <= _SHOWN]
     rows = [header]
-    for layer in diagnosis.layers:
+    for layer in shown:
         cells = ["*" if layer.name in named else "", layer.name]
-        for _, measured, shown in _COLUMNS:
+        for _, measured, shape in _COLUMNS:
             now, then = layer.values.get(measured), layer.new.get(measured)
-            cell = "" if now is None else shown.format(now)
-            cells.append(cell if then is None or now is None else f"{cell} ({shown.format(then)})")
+            cell = "" if now is None else shape.format(now)
+            cells.append(cell if then is None or now is None else f"{cell} ({shape.format(then)})")
         if layer.fire is None:
             cells += ["", ""]
         else:
-            cells += [f"{layer.fire.dfi_before:.2g} -> {layer.fire.dfi_after:.2g}", f"{layer.fire.sfe_normalised:.3g}"]
+            cells += [f"{layer.fire.dfi_before:.2g} -> {layer.fire.dfi_after:.1g}", f"{layer.fire.sfe_normalised:.2g}"]
         rows.append(cells)
     kept = [column for column in range(len(header)) if column < 2 or any(row[column] for row in rows[1:])]
     dead, saturated = header.index("dead"), header.index("saturated")
@@ -319,9 +375,11 @@ def _table(diagnosis: Diagnosis) -> list[str]:
     for row in rows:
         cells = [row[column].ljust(widths[column]) if column < 2 else row[column].rjust(widths[column]) for column in kept]
         lines.append("  ".join(cells).rstrip())
+    if len(shown) < len(diagnosis.layers):
+        lines.append(f"and {len(diagnosis.layers) - len(shown)} more, in which nothing was found: diagnosis.layers has them")
     return [
         *lines,
         "",
-        "In brackets: the same network newly initialised. DfI/col: deviation from isometry, now and after ten published",
-        "steps of FIRE; SFE/|W|²: how far these move the weight.",
+        *(["In brackets: the worst of five new networks of this kind."] if any(layer.new for layer in shown) else []),
+        "DfI/col: deviation from isometry, now and after ten published steps of FIRE; SFE/|W|²: how far they move it.",
     ]

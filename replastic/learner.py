@@ -28,7 +28,7 @@ from .guards import (
 )
 from .method import Method
 from .optim import as_one, check_clearable, clear_state_
-from .states import check_same_build, first_weights, memory, moved, named_tensors, plain, reinitialised, seeded
+from .states import built_like, first_weights, memory, moved, named_tensors, plain, reinitialised, seeded
 from .task import Batch, Task
 from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
 
@@ -263,12 +263,7 @@ class Learner:
     def _drawn(self, seed: int) -> nn.Module:
         model, build = original(self.model), self.build
         with seeded(seed, self.model):
-            drawn = original(build()) if build is not None else reinitialised(model)
-        if build is not None:
-            check_same_build(model, drawn)
-            drawn, mine = drawn.to(self.device), named_tensors(model)
-            for name, tensor in named_tensors(drawn).items():
-                tensor.data = tensor.data.to(mine[name])  # dtypes may be mixed; nobody holds this model's tensors yet
+            drawn = built_like(model, build) if build is not None else reinitialised(model)
         return drawn.train(model.training)
 
     def forget(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,6 +98,19 @@ def check_same_build(model: nn.Module, drawn: nn.Module) -> None:
             f"build() makes another model: {name!r} is {tuple(theirs[name]) if name in theirs else 'missing'} there and "
             f"{tuple(mine[name]) if name in mine else 'missing'} here. Pass the function that made this model"
         )
+
+
+def built_like(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes, checked to be of this model's build, and on its device, in its dtypes, frozen where it is."""
+    drawn = original(build())
+    check_same_build(model, drawn)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    drawn, mine = drawn.to(device), named_tensors(model)
+    for name, tensor in named_tensors(drawn).items():
+        tensor.data = tensor.data.to(mine[name])  # dtypes may be mixed; nobody holds this model's tensors yet
+        if isinstance(tensor, nn.Parameter):
+            tensor.requires_grad_(mine[name].requires_grad)
+    return drawn
 
 
 def plain(name: str) -> str:

@@ -14,6 +14,8 @@ The rule is ours. docs/measures.md has how often it was wrong, and what it does 
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from .linalg.polar_factor import work_dtype
+from .states import moved
 from .units import Example, Tap, find_units
 
 _FLAT = 0.025  # τ; the threshold that Sokar et al. (2023) give for dormant units
+_PATIENCE = 100  # calls in a row without a pass to look at, after which a warning is due
+_FEWEST = 8  # samples, or positions, that a pass must have
+_HINT = ". If its code cannot be traced, give an input to run it on: rp.watch(model, example=inputs)"
 
 
 def idle(activations: Tensor) -> Tensor:
@@ -53,15 +59,24 @@ class Watch:
     """Looks at a model's hidden units every so many steps; see `watch`."""
 
     def __init__(self, model: nn.Module, every: int, looks: int, threshold: float, example: Example | None) -> None:
-        if every < 1 or looks < 1 or not 0 < threshold < 1:
+        whole = all(isinstance(number, int) and number >= 1 for number in (every, looks))
+        if not whole or not 0 < threshold < 1:
             raise ValueError(
-                f"every={every}, looks={looks}, threshold={threshold}: give whole numbers from 1 on, and a share below 1"
+                f"every={every!r}, looks={looks!r}, threshold={threshold!r}: give whole numbers, from 1 on, and a share "
+                "between 0 and 1"
             )
         self.every, self.looks, self.threshold = every, looks, threshold
         self.history: list[Look] = []
         self.calls = 0
         self.lowest: dict[str, float] = {}
-        self._tap = Tap(model, find_units(model, example).groups, on=every == 1)
+        try:
+            units = find_units(model, example)
+        except ValueError as problem:
+            raise ValueError(
+                f"{str(problem).partition(': give an input')[0]}{_HINT if example is None else ''}"
+            ) from problem
+        self._tap = Tap(model, units.groups, on=every == 1)
+        self._waited = 0
         self._recent: deque[dict[str, Tensor]] = deque(maxlen=looks)
 
     def should_restore(self) -> bool:
@@ -71,8 +86,18 @@ class Watch:
         after that looks at it. If nothing is done about an alarm, or nothing helps, the next one comes when as much again is
         lost.
         """
+        if self._tap.closed:
+            raise RuntimeError("this watch was closed: make a new one with rp.watch(model)")
         self.calls += 1
-        seen = self._tap.on and len(self._tap.inputs) == len(self._tap.groups)
+        seen = self._tap.on and self._complete()
+        self._waited = 0 if seen or not self._tap.on else self._waited + 1
+        if self._waited == _PATIENCE:
+            warnings.warn(
+                f"watch has seen no forward pass of all units in training mode, with gradients and {_FEWEST} samples, for "
+                f"{_PATIENCE} calls, so it cannot know: call model.train(), and the model itself, and make the watch before "
+                "what is compiled",
+                stacklevel=2,
+            )
         alarm = self._look() if seen else False
         if seen:
             self._tap.on = False
@@ -81,13 +106,24 @@ class Watch:
             self._tap.on = True  # and it stays on until a pass has come: some calls may be between passes
         return alarm
 
+    def _complete(self) -> bool:
+        """Whether a pass came, of all units, with samples enough to tell what is stuck from what was seen once."""
+        return all(
+            name in self._tap.inputs and self._tap.read(name).numel() >= _FEWEST * group.columns.numel()
+            for name, group in self._tap.groups.items()
+        )
+
     @torch.no_grad()
     def _look(self) -> bool:
         self._recent.append({name: idle(self._tap.activations(name)) for name in self._tap.groups})
         if len(self._recent) < self.looks:
             return False
         always = [torch.stack([look[name] for look in self._recent]).all(0).float().mean() for name in self._tap.groups]
-        shares = dict(zip(self._tap.groups, torch.stack(always).tolist(), strict=True))  # the one wait for the device
+        finite = torch.stack([self._tap.read(name).isfinite().all() for name in self._tap.groups])
+        shares = dict(zip(self._tap.groups, torch.stack(always).where(finite, torch.nan).tolist(), strict=True))  # one wait
+        broken = [name for name, share in shares.items() if math.isnan(share)]
+        if broken:
+            raise RuntimeError(f"watch: the units of {broken[0]!r} are NaN or infinite: training has diverged")
         self.lowest = {name: min(share, self.lowest.get(name, 1.0)) for name, share in shares.items()}
         alarm = any(share - self.lowest[name] >= self.threshold for name, share in shares.items())
         self.history.append(Look(self.calls, shares, alarm))
@@ -96,22 +132,38 @@ class Watch:
             self.lowest = shares  # what has been said is not said again; if it is mended, the lowest follows
         return alarm
 
+    def __repr__(self) -> str:
+        units = sum(group.size for group in self._tap.groups.values())
+        text = f"Watch({units} units of {len(self._tap.groups)} layers, every {self.every} of {self.calls} calls"
+        if not self.history:
+            return f"{text}, no verdict yet)"
+        name, share = max(self.history[-1].idle.items(), key=lambda item: item[1])
+        alarms = sum(look.alarm for look in self.history)
+        return f"{text}; most idle: {share:.0%} in {name!r}; {alarms} alarm{'s'[: alarms != 1]})"
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the history stays behind."""
         return {"calls": self.calls, "lowest": dict(self.lowest), "recent": list(self._recent)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        unknown = [name for name in saved["lowest"] if name not in self._tap.groups]
-        if unknown:
-            raise ValueError(f"the state is of another model: it has units of {unknown[0]!r}, and this one has none")
+        if not {"calls", "lowest", "recent"} <= set(saved):
+            raise ValueError(
+                f"this is no state of a watch: it has {', '.join(saved) or 'nothing'}, not calls, lowest, recent"
+            )
+        sizes = {name: group.size for name, group in self._tap.groups.items()}
+        looks = [{name: len(units) for name, units in look.items()} for look in saved["recent"]]
+        if any(look != sizes for look in looks) or not set(saved["lowest"]) <= set(sizes):
+            raise ValueError("the state is of another model, or of one with other units: load it into a watch of the same")
         self.calls, self.lowest = saved["calls"], dict(saved["lowest"])
-        self._recent = deque(saved["recent"], maxlen=self.looks)
+        device = next(iter(self._tap.groups.values())).columns.device
+        self._recent = deque(moved(saved["recent"], None, device), maxlen=self.looks)
         self._tap.on = (self.calls + 1) % self.every == 0
 
     def close(self) -> None:
         """Take the hooks off the model."""
         self._tap.close()
+        self._tap.clear()
 
     def __enter__(self) -> Watch:
         return self

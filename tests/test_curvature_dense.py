@@ -1,6 +1,8 @@
 """Operators against dense matrices: of the Hessian by torch.func, and of the Gauss-Newton matrix by its definition."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -482,3 +484,41 @@ def test_code_that_refuses_that_order_is_run_in_its_own(device: torch.device) ->
     exact = Probe(copy.deepcopy(net).double(), (batch[0].double(), batch[1]), loss=F.cross_entropy)
     found, expected = dense(hessian(probe, precision="ieee")), dense(hessian(exact))
     assert torch.allclose(found.double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_graphs_that_are_measured_are_freed() -> None:
+    gone = []
+
+    class Noticed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.relu(x)
+            gone.append(weakref.ref(y))
+            return y
+
+    net = nn.Sequential(nn.Linear(4, 5), Noticed(), nn.Linear(5, 3))
+    probe = Probe(net, (torch.randn(6, 4), torch.randint(3, (6,))), loss=F.cross_entropy)
+    operator = hessian(probe)
+    operator.product(torch.randn(operator.size))
+    del operator, probe
+    gc.collect()
+    assert gone
+    assert all(reference() is None for reference in gone)
+
+
+def test_a_loss_that_ignores_the_first_samples_has_a_hessian() -> None:
+    targets = torch.tensor([-100] * 20 + [0, 1, 2])
+    probe = Probe(nn.Linear(4, 3), (torch.randn(23, 4), targets), loss=F.cross_entropy)
+    assert hessian(probe).product(torch.randn(15)).isfinite().all()
+
+
+def test_an_operator_can_be_called_and_multiplied_with() -> None:
+    operator, vector = from_matrix(2 * torch.eye(3)), torch.ones(3)
+    assert torch.equal(operator(vector), operator.product(vector))
+    assert torch.equal(operator @ vector, operator.product(vector))
+
+
+def test_batch_norm_with_one_sample_is_refused_as_torch_does() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    probe = Probe(net, (torch.randn(1, 4), torch.tensor([0])), loss=F.cross_entropy, mode="train")
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        hessian(probe)

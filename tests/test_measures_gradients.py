@@ -276,3 +276,34 @@ def test_a_network_that_can_no_longer_learn_has_gradients_in_one_direction() -> 
     probe = probe_of(model, batch(30))
     assert measure(probe, "gradient_rank")["gradient_rank"] < 4
     assert measure(probe_of(net(), batch(30)), "gradient_rank")["gradient_rank"] > 6
+
+
+def test_a_loss_that_the_model_computed_itself_is_refused() -> None:
+    class OwnLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            logits = self.head(x)
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    inputs = {"x": x, "labels": y}
+    with pytest.raises(NotMeasurable, match="does not depend on the outputs of single samples"):
+        measure(Probe(OwnLoss(), (inputs, y), loss=lambda outputs, _: outputs["loss"]), "gradient_rank")
+    found = measure(Probe(OwnLoss(), (inputs, y), loss=lambda o, t: F.cross_entropy(o["logits"], t)), "gradient_rank")
+    assert found["gradient_rank"] > 1.5
+
+
+def test_samples_that_meet_before_a_head_of_zeros_are_not_taken_apart() -> None:
+    class Centre(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(Centre(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.zeros_(net[3].weight)
+    nn.init.zeros_(net[3].bias)
+    probe = Probe(net, (torch.randn(10, 4), torch.randint(3, (10,))), loss=F.cross_entropy)
+    assert torch.allclose(m.sample_gradient_gram(probe), m.sample_gradient_gram(probe, vectorised=False))

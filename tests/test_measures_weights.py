@@ -69,7 +69,8 @@ def test_a_multiple_of_an_isometry_has_full_ranks_and_condition_one(dtype: torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_matrix_of_rank_one_is_singular_and_all_its_ranks_are_one(dtype: torch.dtype) -> None:
     matrix = torch.randn(7, 1, dtype=dtype) @ torch.randn(1, 5, dtype=dtype)
-    assert m.condition_number(matrix) == math.inf
+    # Rounded to float32, such a matrix is not quite singular.
+    assert m.condition_number(matrix) > (1e6 if dtype == torch.float32 else 1e15)
     assert m.stable_rank(matrix).item() == pytest.approx(1, rel=1e-6)
     assert m.effective_rank(matrix).item() == pytest.approx(1, rel=1e-6)
 

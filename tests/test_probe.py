@@ -8,8 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.data import DataLoader
 
 import replastic as rp
+from replastic import find_units
 from replastic.measures import NotMeasurable, Probe, measure
 from tests.zoo import ZOO
 
@@ -438,7 +441,9 @@ def test_a_reference_that_has_changed_is_no_reference() -> None:
         ((torch.ones(2, 3),), TypeError, "a batch of 1 parts"),
         ("text", TypeError, "the inputs are a str"),
         ({"mask": None}, TypeError, "the inputs are a dict"),
-        (torch.tensor(1.0), TypeError, "tensor of samples"),
+        (torch.tensor(1.0), NotMeasurable, "no axis of samples"),
+        (torch.ones(3), NotMeasurable, r"no axis of samples: .* inputs\[None\]"),
+        (DataLoader([1]), TypeError, r"next\(iter\(loader\)\)"),
         (torch.ones(0, 3), NotMeasurable, "no samples"),
         (torch.full((2, 3), torch.nan), NotMeasurable, "inputs hold NaN"),
         ({"x": torch.full((2, 3), torch.inf)}, NotMeasurable, "inputs hold NaN or infinite"),
@@ -507,3 +512,76 @@ def test_what_several_measures_share_is_computed_once(monkeypatch: pytest.Monkey
     measure(probe, ["weights", "features", "units"])
     assert calls.count("svd") == len(probe.weights) + len(probe.features)
     assert calls.count("forward") == 2  # one to see everything, one for derivatives
+
+
+def test_measuring_does_not_step_the_power_iteration_of_a_spectral_norm() -> None:
+    net = nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(5, 8)), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+    before = copy.deepcopy(net.state_dict())
+    find_units(net)
+    probe = Probe(net, torch.randn(6, 5))
+    assert measure(probe, "dead_fraction")
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_several_inputs_are_given_in_order_or_by_name() -> None:
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
+
+        def forward(self, state: Tensor, action: Tensor) -> Tensor:
+            return self.head(torch.relu(self.body(torch.cat([state, action], 1))))
+
+    net, state, action, reward = Critic(), torch.randn(9, 3), torch.randn(9, 2), torch.randn(9, 1)
+    names = ["dead_fraction", "gradient_rank", "hessian_top_eigenvalue", "lipschitz_bound", "pq_balancedness"]
+    in_order = measure(Probe(net, ((state, action), reward), loss=F.mse_loss), names)
+    by_name = measure(Probe(net, ({"state": state, "action": action}, reward), loss=F.mse_loss), names)
+    assert in_order == pytest.approx(by_name)
+
+
+def test_of_two_ways_to_find_units_the_one_that_finds_more_is_taken() -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+            self.actor, self.critic = nn.Linear(8, 2), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 1))
+
+        def forward(self, x: Tensor) -> tuple[torch.distributions.Normal, Tensor]:
+            hidden = self.trunk(x)
+            return torch.distributions.Normal(self.actor(hidden), 1.0), self.critic(hidden)
+
+    net = Policy()
+    inputs = torch.randn(6, 4)
+    counts = [sum(group.size for group in find_units(net, example).groups) for example in (None, inputs)]
+    assert counts[0] > counts[1]  # a run does not follow what a distribution is made of
+    assert sum(group.size for group in Probe(net, inputs).units.groups) == counts[0]
+
+
+def test_a_family_leaves_out_what_the_model_has_nothing_for_and_says_so() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(torch.sigmoid(self.gate(x)) * self.up(x))
+
+    probe = Probe(Gated(), torch.randn(9, 4))
+    with pytest.warns(UserWarning, match="sign_entropy is left out: needs units that one layer makes"):
+        found = measure(probe, "units")
+    assert "dormant_fraction" in found
+    assert "sign_entropy" not in found
+    with pytest.raises(NotMeasurable, match="sign_entropy: needs units"):
+        measure(probe, ["sign_entropy"])
+
+
+def test_measures_work_within_inference_mode() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    names = ["dead_fraction", "gradient_norm", "hessian_top_eigenvalue", "pq_balancedness"]
+    with torch.inference_mode():
+        inputs, targets = torch.randn(9, 4), torch.randint(3, (9,))
+        found = measure(Probe(net, (inputs, targets), loss=F.cross_entropy), names)
+    expected = measure(Probe(net, (inputs.clone(), targets.clone()), loss=F.cross_entropy), names)
+    assert found == pytest.approx(expected)

@@ -1,6 +1,7 @@
 """`watch` says when plasticity is being lost, and only then; docs/measures.md has it over 20 seeds."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,7 +200,60 @@ def test_a_compiled_model_is_watched() -> None:
     assert len(watcher.history) == 2
 
 
-@pytest.mark.parametrize("settings", [{"every": 0}, {"looks": 0}, {"threshold": 0.0}, {"threshold": 1.5}])
+def test_a_batch_that_is_too_small_is_not_looked_at() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=1)
+    step(net, watcher)
+    for _ in range(5):
+        step(net, watcher, samples=1)
+    assert len(watcher.history) == 1
+
+
+def test_it_says_so_if_it_never_sees_a_pass() -> None:
+    net = mlp().eval()
+    watcher = rp.watch(net, every=2)
+    with pytest.warns(UserWarning, match="has seen no forward pass"):
+        assert not any(step(net, watcher) for _ in range(110))
+
+
+def test_a_network_that_has_diverged_is_an_error() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=1)
+    with torch.no_grad():
+        net[0].weight[0, 0] = torch.nan
+    with pytest.raises(RuntimeError, match="units of '0' are NaN"):
+        step(net, watcher)
+
+
+def test_a_watch_that_was_closed_is_an_error() -> None:
+    watcher = rp.watch(mlp())
+    watcher.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        watcher.should_restore()
+
+
+def test_a_watched_model_can_be_saved_and_copied_without_the_watch(tmp_path: Path) -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=1)
+    torch.save(net, tmp_path / "net.pt")
+    for other in (copy.deepcopy(net), torch.load(tmp_path / "net.pt", weights_only=False)):
+        other(torch.randn(30, 4))
+        watcher.should_restore()
+    assert watcher.history == []
+    step(net, watcher)
+    assert len(watcher.history) == 1
+
+
+def test_its_repr_says_how_it_stands() -> None:
+    net = mlp()
+    watcher = rp.watch(net, every=1, looks=1)
+    assert "no verdict yet" in repr(watcher)
+    step(net, watcher)
+    assert "20 units of 2 layers" in repr(watcher)
+    assert "0 alarms" in repr(watcher)
+
+
+@pytest.mark.parametrize("settings", [{"every": 1e3}, {"every": 0}, {"looks": 0}, {"threshold": 0.0}, {"threshold": 1.5}])
 def test_settings_out_of_range_are_refused(settings: dict) -> None:
     with pytest.raises(ValueError, match="give whole numbers"):
         rp.watch(mlp(), **settings)
@@ -217,3 +271,5 @@ def test_the_state_of_another_model_is_refused() -> None:
     step(net, watcher)
     with pytest.raises(ValueError, match="another model"):
         other.load_state_dict(watcher.state_dict())
+    with pytest.raises(ValueError, match="no state of a watch"):
+        other.load_state_dict({})

@@ -28,6 +28,7 @@ from .gradients import gradient_rank as gradient_rank
 from .gradients import sample_gradient_gram as sample_gradient_gram
 from .lipschitz import lipschitz_bound as lipschitz_bound
 from .lipschitz import product_of_spectral_norms as product_of_spectral_norms
+from .probe import NotApplicable as NotApplicable
 from .probe import NotMeasurable as NotMeasurable
 from .probe import Probe as Probe
 from .take import measure as measure

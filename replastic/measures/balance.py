@@ -32,11 +32,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from ..states import named_tensors, plain
 from ..unfolded import unfold
 from ..units.groups import Slot
-from .probe import NotMeasurable, Probe
+from .probe import NotMeasurable, Probe, arguments
 
 _STATIONARY = 1e-10  # Σ|d log‖W‖/da|: log‖W‖ is above its minimum by no more than this times the farthest a's distance
 _UPDATES = 30  # of Saul's
@@ -315,8 +316,7 @@ def _check_that_scales_do_nothing(probe: Probe) -> None:
         with probe.differentiating(), torch.no_grad():
             before = _flat(probe.forward())
         with probe.differentiating(), torch.no_grad():
-            given = ((), dict(probe.inputs)) if isinstance(probe.inputs, Mapping) else ((probe.inputs,), {})
-            after = _flat(functional_call(probe.model, state, *given))
+            after = _flat(functional_call(probe.model, state, *arguments(probe.inputs)))
         allowed = math.sqrt(torch.finfo(before.dtype).eps) * float(before.abs().max())
         if not float((after - before).abs().max()) <= allowed:
             raise NotMeasurable(
@@ -328,7 +328,7 @@ def _check_that_scales_do_nothing(probe: Probe) -> None:
 def _flat(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs.flatten()
-    held = outputs.values() if isinstance(outputs, Mapping) else outputs
+    held = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     return torch.cat([_flat(one) for one in held])
 
 

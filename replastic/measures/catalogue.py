@@ -22,7 +22,7 @@ Family = Literal["weights", "features", "units", "gradients", "curvature"]
 Parts = Mapping[str, tuple[Any, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measure:
     """A formula, and what of a probe it is taken of.
 
@@ -39,6 +39,11 @@ class Measure:
     overall: Callable[[list[float], Parts], float] | None = None
     cheap: bool = True
     by_name: bool = False
+
+    def __repr__(self) -> str:
+        what = (inspect.getdoc(self.formula) or "").partition("\n")[0]
+        settings = ", ".join(f"{key}={value!r}" for key, value in self.settings.items())
+        return f"{self.family}: {what}" + (f" ({settings})" if settings else "")
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -46,7 +46,8 @@ def feature_norm(features: Tensor) -> Tensor:
     >>> feature_norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor(3.)
     """
-    return torch.linalg.vector_norm(_rows(features), dim=1).mean()
+    rows = _rows(features)
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).mean().to(rows.dtype)
 
 
 def normalised_feature_covariance(features: Tensor) -> Tensor:

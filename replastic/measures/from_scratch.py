@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..states import check_same_build, memory, named_tensors, reinitialised, seeded
+from ..states import built_like, memory, reinitialised, seeded
 from ..task import Task
 from ..units import original
 
@@ -93,17 +93,24 @@ def from_scratch_gap(
     seeds: one comparison each.
     clip: the largest norm of a step's gradient.
 
-    What is compared is what task.evaluate returns, in eval mode, or without it the mean loss over one pass of the batches,
-    as "mean_loss". Whether a gap below 0 is bad depends on the figure: it is for an accuracy, and not for a loss.
+    What is compared is what task.evaluate returns or, without it, the mean loss over a pass of the batches, as "mean_loss";
+    both in eval mode, in which batch norms use statistics that a few steps have hardly moved. Whether a gap below 0 is bad
+    depends on the figure: it is for an accuracy, and not for a loss.
     """
-    _check(model, task, steps, seeds, clip)
+    _check(model, task, optimizer, steps, build, seeds, clip)
     model = original(model)
     figures: dict[str, list[dict[str, float]]] = {"continued": [], "fresh": []}
     losses: dict[str, list[tuple[float, ...]]] = {"continued": [], "fresh": []}
     for seed in seeds:
         for kind in ("continued", "fresh"):
             with seeded(seed, model):
-                trained = copy.deepcopy(model) if kind == "continued" else _drawn(model, build)
+                trained = (
+                    copy.deepcopy(model)
+                    if kind == "continued"
+                    else reinitialised(model)
+                    if build is None
+                    else built_like(model, build)
+                )
             with seeded(seed, model):
                 losses[kind].append(_train(trained, task, optimizer, steps, seed, clip))
                 figures[kind].append(_figures(trained, task, seed))
@@ -117,13 +124,27 @@ def from_scratch_gap(
     )
 
 
-def _check(model: nn.Module, task: Task, steps: int, seeds: Sequence[int], clip: float | None) -> None:
+def _check(
+    model: nn.Module,
+    task: Task,
+    optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    steps: int,
+    build: Callable[[], nn.Module] | None,
+    seeds: Sequence[int],
+    clip: float | None,
+) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"from_scratch_gap needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
     if not isinstance(task, Task):
         raise TypeError(f"task is a {type(task).__name__}: give a Task(name, batches, loss, evaluate)")
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r}: give how many batches both models train on, 1 or more")
+    if not callable(optimizer) or isinstance(optimizer, Optimizer):
+        raise TypeError("optimizer is to make one for each model, as in lambda parameters: torch.optim.Adam(parameters)")
+    if build is not None and isinstance(build, nn.Module):
+        raise TypeError("build is a model: give the function that makes one, as in build=lambda: MyModel()")
+    if not isinstance(seeds, Sequence):
+        raise TypeError(f"seeds={seeds!r}: give several, as in seeds=range(3)")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={seeds!r}: give one or more, each once, as in seeds=(0, 1, 2)")
     if clip is not None and not clip > 0:
@@ -131,15 +152,7 @@ def _check(model: nn.Module, task: Task, steps: int, seeds: Sequence[int], clip:
 
 
 def _drawn(model: nn.Module, build: Callable[[], nn.Module] | None) -> nn.Module:
-    """A newly initialised model, on the devices and in the dtypes of this one."""
-    if build is None:
-        return reinitialised(model)
-    drawn = original(build())
-    check_same_build(model, drawn)
-    mine = named_tensors(model)
-    for name, tensor in named_tensors(drawn).items():
-        tensor.data = tensor.data.to(mine[name])  # nobody holds this model's tensors yet
-    return drawn
+    return reinitialised(model) if build is None else built_like(model, build)
 
 
 def _train(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..linalg.polar_factor import work_dtype
-from .probe import NotMeasurable, Probe
+from .probe import NotMeasurable, Probe, arguments
 
 # Bytes of per-sample gradients that are held at once. A block more costs a backward pass of every sample more: ResNet-18 and
 # 128 samples take eleven.
@@ -32,7 +32,7 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     >>> gradient_norm(torch.tensor([[3.0], [4.0]]))
     tensor(5.)
     """
-    return torch.linalg.vector_norm(gradient, dtype=work_dtype(gradient.dtype))
+    return torch.linalg.vector_norm(gradient, dtype=torch.float64).to(work_dtype(gradient.dtype))
 
 
 def sample_gradient_gram(probe: Probe, *, vectorised: bool | None = None, budget: int = BUDGET) -> Tensor:
@@ -141,8 +141,23 @@ def _losses(probe: Probe) -> list[Tensor]:
         if not any(_by_sample(tensor, probe.samples) for tensor in tensors):
             given = f"have shape {tuple(tensors[0].shape)}" if tensors else f"are a {type(value).__name__}"
             raise NotMeasurable(f"needs {what} with the batch's {probe.samples} samples on the first axis, and they {given}")
+    _check_that_outputs_count(probe, outputs)
     one = [torch.tensor([index]) for index in range(probe.samples)]
     return [probe.loss_of(_of(outputs, i, probe.samples), _of(probe.targets, i, probe.samples)) for i in one]
+
+
+def _check_that_outputs_count(probe: Probe, outputs: Any) -> None:
+    """Raise if the loss is one that the model computed itself, of the whole batch: no sample has a part of its own in it."""
+
+    def other(leaf: Any) -> Any:
+        return leaf + 1 + torch.arange(leaf.shape[-1], device=leaf.device) if _by_sample(leaf, probe.samples) else leaf
+
+    with torch.no_grad():
+        if torch.equal(probe.loss_of(outputs), probe.loss_of(tree_map(other, outputs))):
+            raise NotMeasurable(
+                "the loss does not depend on the outputs of single samples: compute it from them, as in "
+                "loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs.logits, targets)"
+            )
 
 
 def _one_by_one(probe: Probe, blocks: Sequence[_Block]) -> Tensor:
@@ -171,8 +186,7 @@ def _all_at_once(probe: Probe, blocks: Sequence[_Block], terms: Tensor, budget: 
 
     def loss_of_one(chosen: dict[str, Tensor], index: Tensor) -> Tensor:
         inputs = _of(given, index, probe.samples)
-        args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
-        outputs = functional_call(probe.model, chosen, args, kwargs)
+        outputs = functional_call(probe.model, chosen, *arguments(inputs))
         return probe.require_loss()(outputs, _of(probe.targets, index, probe.samples)).squeeze()
 
     gram = _zeros(probe)
@@ -189,9 +203,21 @@ def _all_at_once(probe: Probe, blocks: Sequence[_Block], terms: Tensor, budget: 
                 tolerance = max(_SAME_LOSS, math.sqrt(torch.finfo(losses.dtype).eps)) * float(terms.abs().mean())
                 if not torch.allclose(losses.to(expected), expected, rtol=0, atol=tolerance):
                     return None
-                rows.append(torch.cat([gradient.flatten(1) for gradient in found.values()], dim=1)[:, entries].double())
+                gradients = torch.cat([gradient.flatten(1) for gradient in found.values()], dim=1)
+                if not rows and not _is_gradient_of_first(probe, parameters, gradients[0]):
+                    return None
+                rows.append(gradients[:, entries].double())
             gram += _product(torch.cat(rows), gram)
     return gram
+
+
+def _is_gradient_of_first(probe: Probe, parameters: Sequence[nn.Parameter], row: Tensor) -> bool:
+    """Losses may agree where gradients do not, as of a model whose last layer is zero and whose samples meet before it."""
+    first = torch.tensor([0])
+    with probe.differentiating():
+        outputs = _of(probe.forward(), first, probe.samples)
+        expected = _row(probe.loss_of(outputs, _of(probe.targets, first, probe.samples)), parameters)
+    return bool((row - expected).norm() <= _SAME_LOSS * expected.norm())
 
 
 def _zeros(probe: Probe) -> Tensor:

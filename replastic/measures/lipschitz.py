@@ -35,7 +35,7 @@ from .constants import (
     reason,
     spectral_norm,
 )
-from .probe import NotMeasurable, Probe
+from .probe import NotMeasurable, Probe, arguments
 
 
 def lipschitz_bound(probe: Probe) -> float:
@@ -82,7 +82,7 @@ def _in_order(graph: fx.Graph, inputs: Any) -> list[Any]:
     """The model's arguments, as its graph lists them; copies, because layers may work in place."""
     names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
     if not isinstance(inputs, Mapping):
-        return [inputs.clone()]
+        return [value.clone() if isinstance(value, Tensor) else value for value in arguments(inputs)[0]]
     unknown = [name for name in inputs if name not in names]
     if unknown:
         raise NotMeasurable(f"the inputs hold {unknown[0]!r}, and the model takes {', '.join(names)}")

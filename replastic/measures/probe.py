@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..chain import output_layers
 from ..inventory import WeightMatrix
@@ -31,14 +32,19 @@ class NotMeasurable(ValueError):
     """A measure that cannot be taken of this probe, and what it would need."""
 
 
+class NotApplicable(NotMeasurable):
+    """A measure that this model has nothing for, whatever the probe is given: a family leaves it out, with a warning."""
+
+
 class Probe:
     """One model and one batch. What several measures need (activations, gradients) is computed once, when it is asked for.
 
     Whatever is measured, the model stays as it was: weights, gradients, buffers, mode, hooks and torch's random state. A
-    compiled model is run as the module it was made from. A probe is of the weights at the time it was made: if they change,
-    asking it for more is an error, and a new one is to be made.
+    compiled model is run as the module it was made from. A probe is of the weights at the time it was made: if they change
+    (other than through .data, which nothing notices), asking it for more is an error, and a new one is to be made.
 
-    batch: the inputs (a tensor, or a dict by name), or a pair (inputs, targets).
+    batch: the inputs, or a pair (inputs, targets). Inputs are a tensor, a dict by the names in the model's forward, or a
+        tuple of several in order; without targets that is ((first, second), None).
     loss: of outputs and targets, a mean over samples: what gradients and curvature are of.
     mode: how dropout and batch norms are to behave, "train" or "eval"; None: as the model is. Dropout draws the same mask
         every time, from `seed`.
@@ -68,16 +74,19 @@ class Probe:
             raise TypeError(f"Probe needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
         if mode not in (None, "train", "eval"):
             raise ValueError(f'mode={mode!r}: give "train", "eval", or None to measure the model as it is')
-        if loss is not None and not callable(loss):
+        if loss is not None and (not callable(loss) or isinstance(loss, type)):
             raise TypeError(f"loss={loss!r}: give a function, as in loss=torch.nn.functional.cross_entropy")
+        if reference is not None and not isinstance(reference, nn.Module | Mapping):
+            raise TypeError(f"reference is a {type(reference).__name__}: give the model at another time, or its state dict")
         self.model = original(model)
-        self.inputs, self.targets = _pair(batch)
+        with torch.inference_mode(False):  # what was made in it cannot be differentiated
+            self.inputs, self.targets = tree_map(lambda leaf: leaf.clone() if _frozen(leaf) else leaf, _pair(batch))
         self.samples = _samples(self.inputs)
         self.loss, self.where, self.seed, self.example = loss, where, seed, example
         self.mode: Mode = mode or ("train" if self.model.training else "eval")
         self._reference = reference
         self._made_of = list(self.model.parameters())
-        self._as_made = [(tensor, tensor._version, memory(tensor)) for tensor in named_tensors(self.model).values()]
+        self._as_made = [(tensor, _version(tensor), memory(tensor)) for tensor in named_tensors(self.model).values()]
         self._kept: dict[tuple[Hashable, ...], Any] = {}
 
     def __repr__(self) -> str:
@@ -124,11 +133,18 @@ class Probe:
     def forward(self, inputs: Any = None) -> Any:
         """The model's outputs; call it within `running`."""
         inputs = self.inputs if inputs is None else inputs
-        return self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
+        args, kwargs = arguments(inputs)
+        return self.model(*args, **kwargs)
 
     def loss_of(self, outputs: Any, targets: Any = None) -> Tensor:
         """The loss, checked: given, a scalar, and finite."""
-        loss = self.require_loss()(outputs, self.targets if targets is None else targets)
+        try:
+            loss = self.require_loss()(outputs, self.targets if targets is None else targets)
+        except TypeError as problem:
+            raise NotMeasurable(
+                f"the loss does not take what the model returns, a {type(outputs).__name__} ({problem}): give one that "
+                "does, as in loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs.logits, targets)"
+            ) from problem
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise NotMeasurable(f"the loss is to be one number, and is of {given}: average it, as with reduction='mean'")
@@ -149,7 +165,7 @@ class Probe:
     def check_unchanged(self) -> None:
         """Raise if weights or buffers were written, moved or replaced since the probe was made."""
         replaced = [id(parameter) for parameter in self.model.parameters()] != [id(made) for made in self._made_of]
-        if replaced or any(t._version != version or memory(t) != where for t, version, where in self._as_made):
+        if replaced or any(_version(t) != version or memory(t) != where for t, version, where in self._as_made):
             raise NotMeasurable("the model has changed since the probe was made: make a new Probe of it")
 
     # weights
@@ -198,11 +214,12 @@ class Probe:
             )
         mine = named_tensors(self.model)
         theirs = named_tensors(given) if isinstance(given, nn.Module) else _plainly_named(given)
-        other = [name for name in {**mine, **theirs} if name not in mine or name not in theirs]
-        other += [name for name in mine if name in theirs and mine[name].shape != theirs[name].shape]
-        if other:
+        here, there = ({name: tuple(tensor.shape) for name, tensor in held.items()} for held in (mine, theirs))
+        other = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
+        if other is not None:
             raise NotMeasurable(
-                f"reference is another model: {other[0]!r} is not the same in both. Give this one's own past"
+                f"reference is another model: {other!r} is {there.get(other, 'missing')} there and "
+                f"{here.get(other, 'missing')} here. Give this model at another time, or its state dict, with the same names"
             )
         try:  # what is frozen may be shared: it is the same at any time
             check_not_shared({name: tensor for name, tensor in mine.items() if tensor.requires_grad}, theirs, "reference")
@@ -236,18 +253,21 @@ class Probe:
     @cached_property
     def units(self) -> Units:
         """The model's hidden units, found in its code or, if that cannot be read, by running it."""
-        found = problem = None
+        best: Units | None = None
+        problem = None
         for example in [self.example] if self.example is not None else [None, self.inputs]:
             try:
                 found = find_units(self.model, example, frozen=True)
             except ValueError as error:
                 problem = error
                 continue
+            if best is None or _count(found) > _count(best):  # a run may show less than the code: of branches, one
+                best = found
             if not found.not_seen:
                 break
-        if found is None:
-            raise NotMeasurable(str(problem)) from problem
-        return found
+        if best is None:
+            raise NotApplicable(str(problem)) from problem
+        return best
 
     @property
     def groups(self) -> dict[str, UnitGroup]:
@@ -271,7 +291,7 @@ class Probe:
             if name in self._seen.before
         }
         if not found:
-            raise NotMeasurable("needs units that one layer makes alone; those of this model are products (gates)")
+            raise NotApplicable("needs units that one layer makes alone; those of this model are products (gates)")
         return found
 
     @cached_property
@@ -313,7 +333,7 @@ class Probe:
         }
         found = {**(self.activations if self._units_of_seen else {}), **heads}
         if not found:
-            raise NotMeasurable(self._no_features)
+            raise NotApplicable(self._no_features)
         return found
 
     @cached_property
@@ -322,7 +342,7 @@ class Probe:
         raw = {name: self._seen.tap.read(name) for name in self._units_of_seen}
         raw |= {f"{name}:input".lstrip(":"): inputs for name, inputs in self._seen.heads.items()}
         if not raw:
-            raise NotMeasurable(self._no_features)
+            raise NotApplicable(self._no_features)
         for name, inputs in raw.items():
             if inputs.shape[0] != self.samples:
                 raise NotMeasurable(
@@ -369,6 +389,25 @@ class Probe:
         return []
 
 
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as a model is called with them: by position, and by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def _frozen(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_inference()
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _count(units: Units) -> int:
+    return sum(group.size for group in units.groups)
+
+
 def _check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
     bad = [name for name, tensor in named if not tensor.isfinite().all()]
     if bad:
@@ -388,12 +427,17 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _samples(inputs: Any) -> int:
-    tensors = [value for value in inputs.values() if isinstance(value, Tensor)] if isinstance(inputs, Mapping) else [inputs]
-    if not tensors or not isinstance(tensors[0], Tensor) or not tensors[0].ndim:
-        raise TypeError(f"the inputs are a {type(inputs).__name__}: give a tensor of samples, or a dict of them by name")
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if not tensors:
+        raise TypeError(
+            f"the inputs are a {type(inputs).__name__}: give a tensor of samples, a tuple of several, or a dict by name. Of "
+            "a DataLoader that is next(iter(loader)), of numpy torch.from_numpy(array)"
+        )
+    if not tensors[0].ndim or (tensors[0].ndim == 1 and tensors[0].is_floating_point()):
+        shape = tuple(tensors[0].shape)
+        raise NotMeasurable(f"the inputs have shape {shape}, with no axis of samples: give several, or inputs[None] for one")
     if not len(tensors[0]):
         raise NotMeasurable("the batch has no samples")
-    for tensor in tensors:
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise NotMeasurable("the inputs hold NaN or infinite values")
+    if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in tensors):
+        raise NotMeasurable("the inputs hold NaN or infinite values")
     return len(tensors[0])

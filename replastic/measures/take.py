@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from .catalogue import MEASURES
-from .probe import NotMeasurable, Probe
+from .probe import NotApplicable, NotMeasurable, Probe
 
 
-@torch.no_grad()
 def measure(
     probe: Probe | Mapping[str, Probe],
     names: str | Iterable[str] = "cheap",
@@ -27,8 +27,8 @@ def measure(
         come by their own name only.
     settings: other than the defaults, by measure: {"dormant_fraction": {"tau": 0.1}}.
 
-    What cannot be measured is an error that names the measure and what it needs; so is a NaN. A condition number may be
-    infinite, and is for a singular matrix.
+    What cannot be measured is an error that names the measure and what it needs; so is a NaN. Of a family, what this kind of
+    model has nothing for is left out with a warning. A condition number may be infinite, and is for a singular matrix.
     """
     if isinstance(probe, Mapping):
         taken = {label: measure(one, names, settings) for label, one in probe.items()}
@@ -36,18 +36,29 @@ def measure(
     if not isinstance(probe, Probe):
         raise TypeError(f"measure needs a Probe, got {type(probe).__name__}: write measure(Probe(model, batch), names)")
     settings = settings or {}
-    chosen = _chosen([names] if isinstance(names, str) else list(names))
+    if not isinstance(names, str | Iterable):
+        raise TypeError(f"names is a {type(names).__name__}: give the names of measures, or of a family")
+    asked = [names] if isinstance(names, str) else list(names)
+    chosen = _chosen(asked)
     _check_settings(settings, chosen)
     found: dict[str, float] = {}
     for name in chosen:
         try:
-            values = MEASURES[name].take(probe, settings.get(name, {}))
+            with torch.inference_mode(False), torch.no_grad():
+                values = MEASURES[name].take(probe, settings.get(name, {}))
+        except NotApplicable as problem:
+            if name in asked:
+                raise NotApplicable(f"{name}: {problem}") from problem
+            warnings.warn(f"{name} is left out: {problem}", stacklevel=2)
+            continue
         except NotMeasurable as problem:
             raise NotMeasurable(f"{name}: {problem}") from problem
         for layer, value in values.items():
             if math.isnan(value):
                 raise NotMeasurable(f"{name} of {layer or 'the model'} is not a number: look at its weights and activations")
             found[f"{name}/{layer}" if layer else name] = value
+    if not found:
+        raise NotApplicable(f"this model has nothing for {', '.join(asked)}: {', '.join(chosen)} do not apply to it")
     return found
 
 
@@ -62,15 +73,19 @@ def _chosen(asked: list[str]) -> list[str]:
                 if not entry.by_name and (entry.family == ask or (ask == "cheap" and entry.cheap)):
                     chosen[name] = None
         else:
-            near = difflib.get_close_matches(str(ask), MEASURES, n=3, cutoff=0.5)
-            raise ValueError(
-                f"{ask!r} is no measure"
-                + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
-                + f" There are {', '.join(MEASURES)}; the families {', '.join(sorted(families))}; and 'cheap'"
-            )
+            raise ValueError(_unknown(str(ask), sorted(families)))
     if not chosen:
         raise ValueError("no measure was asked for: give names, a family, or 'cheap'")
     return list(chosen)
+
+
+def _unknown(ask: str, families: list[str]) -> str:
+    measured, slash, _ = ask.partition("/")
+    if slash and measured in MEASURES:
+        return f"{ask!r}: layers come with their measure. Write measure(probe, {measured!r})[{ask!r}]"
+    near = difflib.get_close_matches(ask, MEASURES, n=3, cutoff=0.6) or [name for name in MEASURES if ask in name]
+    known = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(MEASURES)}"
+    return f"{ask!r} is no measure; {known}{'' if near else ','} and the families {', '.join(families)} and 'cheap'"
 
 
 def _check_settings(settings: Mapping[str, Mapping[str, Any]], chosen: list[str]) -> None:

@@ -45,7 +45,8 @@ def frobenius_norm(matrix: Tensor) -> Tensor:
     >>> frobenius_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
     tensor(5.)
     """
-    return torch.linalg.matrix_norm(_exact(matrix))
+    exact = _exact(matrix)
+    return torch.linalg.vector_norm(exact, dim=(-2, -1), dtype=torch.float64).to(exact.dtype)
 
 
 def norm_growth(matrix: Tensor, reference: Tensor) -> Tensor:
@@ -79,8 +80,8 @@ def spectral_norm(matrix: Tensor) -> Tensor:
 def condition_number(matrix: Tensor) -> Tensor:
     """κ = σ_max/σ_min: 1 for a multiple of an isometry, infinite for a singular matrix.
 
-    The smallest of the min(out, in) singular values counts as zero below eps·max(out, in)·σ_max, the rounding error of its
-    dtype. A matrix of zeros has no condition.
+    The smallest of the min(out, in) singular values counts as zero below eps·max(out, in)·σ_max, with the eps of float64. A
+    matrix of zeros has no condition.
 
     >>> condition_number(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
     tensor(6.)
@@ -102,21 +103,23 @@ def stable_rank(matrix: Tensor) -> Tensor:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """(..., k) singular values, largest first, in float32 or better; those at the level of rounding are zero.
+    """(..., k) singular values, largest first, computed in float64; those at the level of its rounding are zero.
 
-    That level is eps·max(rows, columns) of the largest, as for numpy's matrix_rank.
+    That level is eps·max(rows, columns) of the largest, as for numpy's matrix_rank. Entries are taken as the exact numbers
+    that they are, whatever they were rounded to before.
 
-    >>> singular_values(torch.diag(torch.tensor([2.0, 3.0, 1e-9])))
+    >>> singular_values(torch.diag(torch.tensor([2.0, 3.0, 1e-20])))
     tensor([3., 2., 0.])
     """
-    exact = _exact(matrix)
+    given = _exact(matrix)
+    exact = given.double()
     tall = exact.mT if exact.shape[-1] > exact.shape[-2] else exact
     with torch.autocast(exact.device.type, enabled=False):
         if tall.shape[-2] >= _TALL * tall.shape[-1]:
             tall = torch.linalg.qr(tall, mode="r").R
         values = torch.linalg.svdvals(tall)
     noise = torch.finfo(exact.dtype).eps * max(exact.shape[-2:]) * values[..., :1]
-    return torch.where(values > noise, values, 0)
+    return torch.where(values > noise, values, 0).to(given.dtype)
 
 
 def spectral_norm_of_spectrum(values: Tensor) -> Tensor:

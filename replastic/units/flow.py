@@ -215,8 +215,12 @@ class _Walk:
 
     def unusable(self, layer: nn.Module) -> str:
         own = [parameter for parameter in layer._parameters.values() if parameter is not None]
+        # Not asked for: a parametrised weight is computed when it is, and that may change what it is computed from.
         computed = [
-            key for key in ("weight", "bias") if key not in layer._parameters and getattr(layer, key, None) is not None
+            key
+            for key in ("weight", "bias")
+            if key not in layer._parameters
+            and (vars(layer).get(key) is not None or isinstance(getattr(type(layer), key, None), property))
         ]
         if self.calls[id(layer)] > 1:
             return "is called more than once"

@@ -108,7 +108,7 @@ def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool
         groups, left_out = _grouped(traced, device, frozen)
     found = Units(tuple(groups), left_out, traced.not_seen)
     if not groups:
-        reasons = [f"{name} {reason}" for name, reason in left_out.items()]
+        reasons = [f"{name or 'the model'} {reason}" for name, reason in left_out.items()]
         reasons += [f"{name or 'the model'} cannot be traced ({problem})" for name, problem in traced.not_seen.items()]
         listed = "; ".join(reasons[:4]) or "it has no linear or convolutional layer but its output"
         hint = ""

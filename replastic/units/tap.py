@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -57,18 +57,7 @@ class Tap:
 
     def _hook(self, layer: nn.Module, name: str | None = None) -> RemovableHandle:
         """Keep what comes into a layer; without a name, forget the last pass as a new one of the whole model begins."""
-
-        def keep(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if called is not layer or not self.on:  # a copy of the model has its hooks, too
-                return
-            if self.always or (called.training and torch.is_grad_enabled()):
-                if name is None:
-                    self.inputs.clear()
-                else:
-                    read = args[0] if args else next(iter(kwargs.values()))
-                    self.inputs[name] = read.detach() if self.detach else read
-
-        return layer.register_forward_pre_hook(keep, with_kwargs=True)
+        return layer.register_forward_pre_hook(_Keep(self, name), with_kwargs=True)
 
     def read(self, name: str) -> Tensor:
         """The whole input of the layer that reads the group, as it was in the last pass."""
@@ -135,11 +124,43 @@ class Tap:
             handle.remove()
         self._handles = []
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been taken off."""
+        return not self._handles
+
     def __enter__(self) -> Tap:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class _Keep:
+    """The hook on one layer. A copy of the model, or one that is saved, does not take it along."""
+
+    def __init__(self, tap: Tap, name: str | None) -> None:
+        self.tap, self.name = tap, name
+
+    def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tap = self.tap
+        if tap.on and (tap.always or (called.training and torch.is_grad_enabled())):
+            if self.name is None:
+                tap.inputs.clear()
+            else:
+                read = args[0] if args else next(iter(kwargs.values()))
+                tap.inputs[self.name] = read.detach() if tap.detach else read
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _ignore
+
+
+def _ignore(*arguments: object) -> None:
+    """What a hook becomes in a copy."""
 
 
 def _forget_compiled_code() -> None:

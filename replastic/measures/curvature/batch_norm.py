@@ -34,6 +34,8 @@ def batch_norm(
     linear: bool = False,
 ) -> Tensor:
     """torch.nn.functional.batch_norm, with the same arguments; linear: see `FastDoubleBackward`."""
+    if training and input.numel() == input.shape[1]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
     ones = input.new_ones(input.shape[1])
     gain = ones if weight is None else weight
     shift = torch.zeros_like(ones) if bias is None else bias

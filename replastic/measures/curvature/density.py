@@ -85,6 +85,8 @@ def spectral_density(
     >>> density.moment(1).value, density.epsilon_rank(0.1).value
     (2.0, 5.0)
     """
+    if not isinstance(operator, SymmetricOperator):
+        raise TypeError(f"needs an operator, got {type(operator).__name__}: write spectral_density(hessian(probe))")
     if order < 1 or probes < 1:
         raise ValueError(f"order={order}, probes={probes}: give 1 or more of each")
     return quadrature(operator, [lambda: random_vector(operator, generator)] * probes, order)

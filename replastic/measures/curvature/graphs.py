@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...linalg.products import Precision
 from ...states import seeded
-from ..probe import NotMeasurable, Probe
+from ..probe import NotApplicable, NotMeasurable, Probe
 from .chunks import Chunk, chunks_of, whole
 from .double_backward import FastDoubleBackward
 from .operators import SymmetricOperator, common_dtype, flat, second_derivative, split
@@ -81,7 +81,7 @@ class _GaussNewtonGraph:
         with FastDoubleBackward(linear=True, channels_last=probe.once(takes_channels_last)):
             self.outputs = probe.forward(chunk.inputs)
         if not isinstance(self.outputs, Tensor):
-            raise NotMeasurable(
+            raise NotApplicable(
                 f"the Gauss-Newton matrix needs a model with one tensor of outputs, and this one returns a "
                 f"{type(self.outputs).__name__}: measure the Hessian"
             )
@@ -140,6 +140,11 @@ def _operator(
     keep_graph: bool | None,
     precision: Precision | None,
 ) -> SymmetricOperator:
+    if not isinstance(probe, Probe):
+        raise TypeError(
+            f"needs a Probe, got {type(probe).__name__}: write hessian(Probe(model, (inputs, targets), "
+            "loss=torch.nn.functional.cross_entropy))"
+        )
     probe.require_loss()
     parameters: list[Tensor] = list(probe.parameters.values())
     plan = _plan(probe, lambda part: make(probe, part, parameters), chunk, keep_graph)
@@ -178,11 +183,14 @@ def _plan(probe: Probe, make: Callable[[Chunk], _Graph], chunk: int | None, keep
         if keep is not None:
             return _Plan(chunks, keep)
         # The first samples stand for all; batch norm is content with them, for a count of bytes.
+        few = whole(probe)
         try:
-            few = whole(probe).first(_TRIAL)
-        except NotMeasurable:  # a part that has no samples
-            few = whole(probe)
-        bytes_each = _graph_bytes(lambda: make(few), probe) / few.samples
+            some = few.first(_TRIAL)
+            size = _graph_bytes(lambda: make(some), probe)
+            few = some
+        except (NotMeasurable, RuntimeError, ValueError):  # a loss that is of all samples together, or not of the first ones
+            size = _graph_bytes(lambda: make(few), probe)
+        bytes_each = size / few.samples
         budget = memory_budget(next(iter(probe.parameters.values())).device)
         if bytes_each * probe.samples <= budget:
             return _Plan(chunks, True)
@@ -209,7 +217,7 @@ def _graph_bytes(build: Callable[[], _Graph], probe: Probe) -> int:
     def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         held[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # a node that held its own output would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         graph = build()

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 from ...units.kinds import has_rows_and_columns
 from ..probe import NotMeasurable, Probe
@@ -97,6 +98,9 @@ def _layers(probe: Probe) -> tuple[list[str], dict[str, str]]:
             left_out[name] = "a grouped convolution" if layer.groups > 1 else "a transposed convolution"
         else:
             names[name] = None
+    for name, layer in probe.model.named_modules():
+        if has_rows_and_columns(layer) and parametrize.is_parametrized(layer):
+            left_out[name] = "is parametrised: its weight is computed from others"
     return list(names), left_out
 
 

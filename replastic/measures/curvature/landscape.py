@@ -9,7 +9,7 @@ Li, Xu, Taylor, Studer & Goldstein: Visualizing the Loss Landscape of Neural Net
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
@@ -20,7 +20,7 @@ from torch.func import functional_call
 from ...states import memory, plain
 from ...units import original
 from ...units.kinds import affine, has_rows_and_columns
-from ..probe import Probe
+from ..probe import Probe, arguments
 from .operators import common_dtype, flat, split
 
 
@@ -100,9 +100,7 @@ def _moved(probe: Probe, steps: Sequence[Tensor]) -> Iterator[object]:
     }
     device = next(iter(probe.parameters.values())).device
     with probe.running(), torch.autocast(device.type, enabled=False):
-        inputs = probe.inputs
-        by_name = dict(inputs) if isinstance(inputs, Mapping) else None
-        yield functional_call(probe.model, everywhere, () if by_name is not None else (inputs,), by_name)
+        yield functional_call(probe.model, everywhere, *arguments(probe.inputs))
 
 
 def _filters(probe: Probe, name: str, tensor: Tensor) -> tuple[Tensor, int]:

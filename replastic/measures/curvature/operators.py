@@ -47,6 +47,8 @@ class SymmetricOperator:
         with self.within():
             return self._product(vector)
 
+    __call__ = __matmul__ = product  # hessian(vector), hessian @ vector
+
     @contextmanager
     def within(self) -> Iterator[None]:
         """Where products are computed; entering it again in here does nothing."""
