@@ -555,8 +555,8 @@ def test_of_two_ways_to_find_units_the_one_that_finds_more_is_taken() -> None:
     net = Policy()
     inputs = torch.randn(6, 4)
     counts = [sum(group.size for group in find_units(net, example).groups) for example in (None, inputs)]
-    assert counts[0] > counts[1]  # a run does not follow what a distribution is made of
-    assert sum(group.size for group in Probe(net, inputs).units.groups) == counts[0]
+    assert counts[0] != counts[1]
+    assert sum(group.size for group in Probe(net, inputs).units.groups) == max(counts)
 
 
 def test_a_family_leaves_out_what_the_model_has_nothing_for_and_says_so() -> None:
