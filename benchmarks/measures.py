@@ -232,15 +232,20 @@ def watched(case: Case, rounds: int) -> dict[str, float]:
     optimizers = {on: torch.optim.Adam(model.parameters()) for on, model in models.items()}
     watcher = watch(models[True], every=LOOK_EVERY)
 
+    inside: list[float] = []  # of should_restore, which waits for the device when it looks
+
     def steps(on: bool) -> None:
         for _ in range(LOOK_EVERY):
             optimizers[on].zero_grad()
             LOSS(models[on](data[0]), data[1]).backward()
             optimizers[on].step()
             if on:
+                start = time.perf_counter()
                 watcher.should_restore()
+                inside[-1] += time.perf_counter() - start
 
     for _ in range(rounds + 1):
+        inside.append(0.0)
         for on in times:
             times[on].append(seconds(lambda on=on: steps(on)))
     ratios = [with_it / plain for plain, with_it in zip(times[False][1:], times[True][1:], strict=True)]
@@ -249,6 +254,7 @@ def watched(case: Case, rounds: int) -> dict[str, float]:
         "step_ms": 1e3 * statistics.median(times[False][1:]) / LOOK_EVERY,
         "added": statistics.median(ratios) - 1,
         "spread": quarters[2] - quarters[0],
+        "inside": statistics.median(spent / taken for spent, taken in zip(inside[1:], times[True][1:], strict=True)),
     }
 
 
@@ -269,15 +275,11 @@ def table(record: dict[str, Any]) -> str:
     wrong = [f"{record['errors'][name]:.0e}" if isinstance(record["errors"][name], float) else "-" for name in heads]
     lines.append("| MLP of 138 parameters: relative error | " + " | ".join(wrong) + " |")
     if record["watch"]:
-        lines += [
-            "",
-            "| `watch(model, every=100)` | a step | adds | between quartiles |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| {title} | {duration(row['step_ms'])} | {100 * row['added']:.1f} % | {100 * row['spread']:.1f} % |"
-            for title, row in record["watch"].items()
-        ]
+        lines += ["", "| `watch(model, every=100)` | a step | adds | between quartiles | inside |", "|---|---|---|---|---|"]
+        for title, row in record["watch"].items():
+            inside = f"{100 * row['inside']:.2f} %" if "inside" in row else "-"
+            cells = [title, duration(row["step_ms"]), f"{100 * row['added']:.1f} %", f"{100 * row['spread']:.1f} %", inside]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

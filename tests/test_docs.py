@@ -67,6 +67,13 @@ def test_measures_and_what_examples_printed_are_shown_as_they_are(page: str) -> 
     assert f"{len(MEASURES)} of them" in text or all(f"| `{name}`" in text for name in MEASURES)
 
 
+def test_what_is_said_of_healthy_networks_is_what_was_printed() -> None:
+    printed = (ROOT / "examples/healthy.txt").read_text()
+    assert "0 of 42 networks have a finding." in printed
+    assert printed.count("found: nothing") == 42
+    assert "of 42 small networks" in (ROOT / "docs/measures.md").read_text()
+
+
 def test_the_code_on_the_page_of_measures_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/measures.md").read_text(), re.DOTALL)
     assert len(blocks) >= 6
