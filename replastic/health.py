@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from .measures import MEASURES, NotMeasurable, Probe, measure
@@ -198,13 +199,17 @@ def diagnose(
     build: makes a newly initialised model; without it every layer is asked for its reset_parameters().
     where, example: see `select` and `find_units`.
     """
-    probe = Probe(model, batch, loss=loss, mode=mode, where=where, example=example)
+    with torch.inference_mode(False):
+        return _diagnose(Probe(model, batch, loss=loss, mode=mode, where=where, example=example), build)
+
+
+def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None) -> Diagnosis:
     notes: list[str] = []
     values = _by_layer(probe, notes)
     new = _yardstick(probe, build, notes)
     fire, fired = _what_fire_would_do(probe, notes)
     findings = _judge(values, new, fired, _sides(probe))
-    if loss is not None:
+    if probe.loss is not None:
         findings += _without_gradient(probe)
     order = {name: position for position, name in enumerate(values)}
     findings.sort(key=lambda finding: order.get(finding.layer, len(order)))
@@ -213,6 +218,7 @@ def diagnose(
     return Diagnosis(tuple(findings), tuple(layers), title, tuple(notes))
 
 
+@torch.no_grad()
 def _by_layer(probe: Probe, notes: list[str]) -> dict[str, dict[str, float]]:
     """Measures by layer, in the model's order; what cannot be had leaves a note."""
     rows: dict[str, dict[str, float]] = {_layer(weight.name): {} for weight in probe.weights}

@@ -154,6 +154,8 @@ def test_a_small_head_that_has_grown_to_the_usual_size_is_healthy() -> None:
     with torch.no_grad():
         net[2].weight.mul_(80)
     assert rp.diagnose(net, INPUTS, build=actor).healthy
+    with torch.inference_mode():
+        assert rp.diagnose(net, INPUTS, build=actor).healthy
 
 
 def test_layers_keep_their_names_whatever_these_hold() -> None:

@@ -1,6 +1,7 @@
 """What a probe shows of a model, against forward passes made by hand."""
 
 import copy
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -539,6 +540,8 @@ def test_several_inputs_are_given_in_order_or_by_name() -> None:
     in_order = measure(Probe(net, ((state, action), reward), loss=F.mse_loss), names)
     by_name = measure(Probe(net, ({"state": state, "action": action}, reward), loss=F.mse_loss), names)
     assert in_order == pytest.approx(by_name)
+    like_a_dict = UserDict({"state": state, "action": action})
+    assert measure(Probe(net, (like_a_dict, reward), loss=F.mse_loss), names) == pytest.approx(by_name)
 
 
 def test_of_two_ways_to_find_units_the_one_that_finds_more_is_taken() -> None:

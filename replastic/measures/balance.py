@@ -37,7 +37,8 @@ from torch.utils._pytree import tree_leaves
 from ..states import named_tensors, plain
 from ..unfolded import unfold
 from ..units.groups import Slot
-from .probe import NotMeasurable, Probe, arguments
+from .batch import arguments
+from .probe import NotMeasurable, Probe
 
 _STATIONARY = 1e-10  # Σ|d log‖W‖/da|: log‖W‖ is above its minimum by no more than this times the farthest a's distance
 _UPDATES = 30  # of Saul's

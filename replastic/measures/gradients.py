@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..linalg.polar_factor import work_dtype
-from .probe import NotMeasurable, Probe, arguments
+from .batch import arguments
+from .probe import NotMeasurable, Probe
 
 # Bytes of per-sample gradients that are held at once. A block more costs a backward pass of every sample more: ResNet-18 and
 # 128 samples take eleven.

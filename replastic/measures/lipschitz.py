@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 
 from ..units.kinds import is_leaf
 from ..units.shapes import name_of
+from .batch import arguments
 from .constants import (
     BINARY,
     LIKE,
@@ -35,7 +36,7 @@ from .constants import (
     reason,
     spectral_norm,
 )
-from .probe import NotMeasurable, Probe, arguments
+from .probe import NotMeasurable, Probe
 
 
 def lipschitz_bound(probe: Probe) -> float:

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..chain import output_layers
 from ..inventory import WeightMatrix
@@ -21,19 +20,14 @@ from ..units import Example, UnitGroup, Units, find_units, original
 from ..units.kinds import has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import Where, select
+from .batch import arguments, count_samples, inputs_and_targets
+from .not_measurable import NotApplicable as NotApplicable
+from .not_measurable import NotMeasurable as NotMeasurable
 from .seen import Seen, channels_last, cut, in_order, look
 
 Mode = Literal["train", "eval"]
 Loss = Callable[[Any, Any], Tensor]
 Result = TypeVar("Result")
-
-
-class NotMeasurable(ValueError):
-    """A measure that cannot be taken of this probe, and what it would need."""
-
-
-class NotApplicable(NotMeasurable):
-    """A measure that this model has nothing for, whatever the probe is given: a family leaves it out, with a warning."""
 
 
 class Probe:
@@ -79,9 +73,8 @@ class Probe:
         if reference is not None and not isinstance(reference, nn.Module | Mapping):
             raise TypeError(f"reference is a {type(reference).__name__}: give the model at another time, or its state dict")
         self.model = original(model)
-        with torch.inference_mode(False):  # what was made in it cannot be differentiated
-            self.inputs, self.targets = tree_map(lambda leaf: leaf.clone() if _frozen(leaf) else leaf, _pair(batch))
-        self.samples = _samples(self.inputs)
+        self.inputs, self.targets = inputs_and_targets(batch)
+        self.samples = count_samples(self.inputs)
         self.loss, self.where, self.seed, self.example = loss, where, seed, example
         self.mode: Mode = mode or ("train" if self.model.training else "eval")
         self._reference = reference
@@ -389,17 +382,6 @@ class Probe:
         return []
 
 
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs as a model is called with them: by position, and by name."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
-
-
-def _frozen(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_inference()
-
-
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
@@ -416,28 +398,3 @@ def _check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
 
 def _plainly_named(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {plain(name): tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if isinstance(batch, tuple | list):
-        if len(batch) != 2:
-            raise TypeError(f"a batch of {len(batch)} parts: give the inputs, or a pair (inputs, targets)")
-        return batch[0], batch[1]
-    return batch, None
-
-
-def _samples(inputs: Any) -> int:
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    if not tensors:
-        raise TypeError(
-            f"the inputs are a {type(inputs).__name__}: give a tensor of samples, a tuple of several, or a dict by name. Of "
-            "a DataLoader that is next(iter(loader)), of numpy torch.from_numpy(array)"
-        )
-    if not tensors[0].ndim or (tensors[0].ndim == 1 and tensors[0].is_floating_point()):
-        shape = tuple(tensors[0].shape)
-        raise NotMeasurable(f"the inputs have shape {shape}, with no axis of samples: give several, or inputs[None] for one")
-    if not len(tensors[0]):
-        raise NotMeasurable("the batch has no samples")
-    if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in tensors):
-        raise NotMeasurable("the inputs hold NaN or infinite values")
-    return len(tensors[0])

@@ -20,7 +20,8 @@ from torch.func import functional_call
 from ...states import memory, plain
 from ...units import original
 from ...units.kinds import affine, has_rows_and_columns
-from ..probe import Probe, arguments
+from ..batch import arguments
+from ..probe import Probe
 from .operators import common_dtype, flat, split
 
 

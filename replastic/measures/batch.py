@@ -1,0 +1,54 @@
+"""A batch: its inputs and targets, how many samples it has, and how a model is called with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .not_measurable import NotMeasurable
+
+
+def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
+    """The two parts of a batch; None for targets that were not given."""
+    if isinstance(batch, tuple | list):
+        if len(batch) != 2:
+            raise TypeError(f"a batch of {len(batch)} parts: give the inputs, or a pair (inputs, targets)")
+        inputs, targets = batch
+    else:
+        inputs, targets = batch, None
+    inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs  # a tokenizer's output is no dict, but like one
+    with torch.inference_mode(False):  # what was made in it cannot be differentiated
+        return tree_map(lambda leaf: leaf.clone() if _frozen(leaf) else leaf, (inputs, targets))
+
+
+def count_samples(inputs: Any) -> int:
+    """How many samples there are; raises for inputs that are none, or not finite."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if not tensors:
+        raise TypeError(
+            f"the inputs are a {type(inputs).__name__}: give a tensor of samples, a tuple of several, or a dict by name. Of "
+            "a DataLoader that is next(iter(loader)), of numpy torch.from_numpy(array)"
+        )
+    if not tensors[0].ndim or (tensors[0].ndim == 1 and tensors[0].is_floating_point()):
+        shape = tuple(tensors[0].shape)
+        raise NotMeasurable(f"the inputs have shape {shape}, with no axis of samples: give several, or inputs[None] for one")
+    if not len(tensors[0]):
+        raise NotMeasurable("the batch has no samples")
+    if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in tensors):
+        raise NotMeasurable("the inputs hold NaN or infinite values")
+    return len(tensors[0])
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as a model is called with them: by position, and by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def _frozen(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_inference()
