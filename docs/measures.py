@@ -18,8 +18,7 @@ PAGES = (ROOT / "docs/measures.md", ROOT / "README.md")
 def rendered(text: str) -> str:
     """A page with what stands between its markers made anew."""
     rows = ["| `rp.measure(probe, ...)` | | of | settings |", "|---|---|---|---|"]
-    families = list(dict.fromkeys(entry.family for entry in MEASURES.values()))
-    for name, entry in sorted(MEASURES.items(), key=lambda item: families.index(item[1].family)):
+    for name, entry in MEASURES.items():
         rows.append(f"| `{name}`{_marks(entry)} | {_first(entry)} | {entry.family} | {_settings(entry)} |")
     for marker, block in {
         "table": "\n".join(rows),

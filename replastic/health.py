@@ -112,7 +112,7 @@ RULES = (
         "zero weight",
         "zero, and not in new networks",
         lambda value, new: value == 0 < new,
-        min,
+        max,
         "{:.3g}",
         "spectral norm {}",
         "nothing passes it, and no gradient reaches what is before it",

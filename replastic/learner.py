@@ -28,8 +28,8 @@ from .guards import (
 )
 from .method import Method
 from .optim import as_one, check_clearable, clear_state_
-from .states import built_like, first_weights, memory, moved, named_tensors, plain, reinitialised, seeded
-from .task import Batch, Task
+from .states import built_like, first_weights, memory, moved, named_tensors, plain, reinitialised, seeded, trainable
+from .task import Batch, Task, outputs_of
 from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
 
 _TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
@@ -188,8 +188,7 @@ class Learner:
             raise ValueError(
                 "the learner has no loss: pass Learner(..., loss=torch.nn.functional.cross_entropy) or begin a task"
             )
-        inputs = batch.inputs
-        return loss(self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs), batch.targets)
+        return loss(outputs_of(self.model, batch.inputs), batch.targets)
 
     @cached_property
     def units(self) -> Units:
@@ -216,13 +215,7 @@ class Learner:
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, each tensor once, however many names it has."""
-        found: dict[tuple[object, ...], tuple[str, nn.Parameter]] = {}
-        for name, parameter in original(self.model).named_parameters():
-            if parameter.requires_grad and parameter.is_floating_point():
-                found.setdefault(memory(parameter), (plain(name), parameter))
-        if not found:
-            raise ValueError("this model has no trainable parameters: call requires_grad_(True) on it")
-        return dict(found.values())
+        return trainable(self.model)
 
     def first(self, name: str) -> Tensor:
         """The run's first value of a parameter or buffer, on the model's device."""

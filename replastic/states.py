@@ -45,6 +45,17 @@ def _reset_parameters(module: nn.Module) -> None:
             break
 
 
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that train, by name, each tensor once, however many names it has."""
+    found: dict[tuple[object, ...], tuple[str, nn.Parameter]] = {}
+    for name, parameter in original(model).named_parameters():
+        if parameter.requires_grad and parameter.is_floating_point():
+            found.setdefault(memory(parameter), (plain(name), parameter))
+    if not found:
+        raise ValueError("this model has no trainable parameters: call requires_grad_(True) on it")
+    return dict(found.values())
+
+
 @contextmanager
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
     """Random numbers drawn here, on the CPU and on the model's devices, come from `seed`; afterwards all is as it was."""

@@ -17,6 +17,11 @@ class Batch(NamedTuple):
     targets: Any
 
 
+def outputs_of(model: nn.Module, inputs: Any) -> Any:
+    """What a model makes of a batch's inputs: given by name if they are a dict."""
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
 @dataclass(frozen=True)
 class Task:
     """One stretch of a stream. A stream is a list of tasks; between two lies a boundary.

@@ -7,7 +7,8 @@ A unit is idle in a batch if the next layer learns nothing from it there:
 The first are units that are off: dead ones of ReLU, and of Leaky ReLU or GELU those that never leave the flat side. The
 second are stuck: saturated, or faint beside their neighbours. One batch is little evidence, so a unit counts only if it was
 idle each of the last few times. The alarm is raised when, in some layer, the share of such units has risen by `threshold`
-above the lowest that this layer ever had. One layer is enough: all that passes must pass through what is left of it.
+above the lowest that this layer had since the last alarm. One layer is enough: all that passes must pass through what is
+left of it.
 
 The rule is ours. docs/measures.md has how often it was wrong, and what it does not see.
 """
@@ -184,7 +185,7 @@ def watch(
 
     every: steps between looks.
     looks: how many in a row a unit must have been idle.
-    threshold: how much the share of idle units may rise in a layer, above the lowest that it had.
+    threshold: how much the share of idle units may rise in a layer, above the lowest that it had since the last alarm.
     example: an input to run the model on once, if its code cannot be traced; see `find_units`.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,26 +20,21 @@ _PANELS = 4
 TALL = 1.5
 
 
-@contextlib.contextmanager
-def float32_precision(precision: Precision | None, device: torch.device) -> Iterator[None]:
+def float32_precision(precision: Precision | None, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Run float32 products on a CUDA device in IEEE float32 or in TF32; None keeps torch's own setting."""
-    switch = torch.backends.cuda.matmul
-    before = switch.fp32_precision
-    if device.type != "cuda" or precision is None or precision == before:
-        yield
-        return
-    switch.fp32_precision = precision
-    try:
-        yield
-    finally:
-        # A value that is only inherited from torch's overall setting must go on following it.
-        switch.fp32_precision = "none" if before == getattr(torch.backends, "fp32_precision", None) else before
+    # A value that is only inherited from torch's overall setting must go on following it.
+    return _switched(torch.backends.cuda.matmul, precision, device, getattr(torch.backends, "fp32_precision", None))
+
+
+def float32_convolutions(precision: Precision | None, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """The same for convolutions, for which torch's own setting is TF32 unless it was changed."""
+    return _switched(torch.backends.cudnn.conv, precision, device)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextlib.contextmanager
-def float32_convolutions(precision: Precision | None, device: torch.device) -> Iterator[None]:
-    """The same for convolutions, for which torch's own setting is TF32 unless it was changed."""
-    switch = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+def _switched(
+    switch: Any, precision: Precision | None, device: torch.device, inherited: str | None = None
+) -> Iterator[None]:
     before = switch.fp32_precision
     if device.type != "cuda" or precision is None or precision == before:
         yield
@@ -48,7 +43,7 @@ def float32_convolutions(precision: Precision | None, device: torch.device) -> I
     try:
         yield
     finally:
-        switch.fp32_precision = before
+        switch.fp32_precision = "none" if before == inherited else before
 
 
 def uses_tf32(tensor: Tensor) -> bool:

@@ -50,5 +50,10 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
 
 
+def has_samples(value: Any, samples: int) -> bool:
+    """Whether a value is a tensor with the batch's samples on its first axis."""
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples
+
+
 def _frozen(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_inference()

@@ -61,7 +61,7 @@ class Measure:
             try:
                 values[name] = float(formula(*arguments))
             except NotMeasurable as problem:
-                raise NotMeasurable(f"{name}: {problem}" if name else str(problem)) from problem
+                raise type(problem)(f"{name}: {problem}" if name else str(problem)) from problem
         return {"": self.overall(list(values.values()), parts), **values} if self.overall is not None else values
 
 
@@ -74,7 +74,7 @@ def _weights(probe: Probe) -> Parts:
 
 def _unfolded(probe: Probe) -> dict[str, Tensor]:
     """Weights as the matrices (..., out, in) that spectra are of: a convolution's map from a patch to its outputs."""
-    assert probe.weights  # which raises for those that are not finite
+    probe.weights  # noqa: B018 - raises for those that are not finite
     parameters, found = unfold(probe.model, probe.where, frozen=True)
     return {one.name: one.read(parameters[one.parameter].detach()) for one in found}
 
@@ -208,17 +208,26 @@ def _norm_of(matrices: Any) -> float:
     return math.hypot(*(float(weights.frobenius_norm(matrix)) for matrix in matrices))
 
 
+def _itself(value: Tensor) -> Tensor:
+    return value
+
+
 def _of_spectrum(
-    formula: Callable[..., Tensor], of_spectrum: Callable[..., Tensor], over: Callable[[Tensor], Tensor] | None = None
-) -> Callable[..., Tensor]:
+    family: Literal["weights", "features"],
+    formula: Callable[..., Tensor],
+    of_spectrum: Callable[..., Tensor],
+    over: Callable[[Tensor], Tensor],
+    overall: Callable[[list[float], Parts], float] = _mean,
+    parts: Callable[[Probe], Parts] | None = None,
+) -> Measure:
     """`formula`, from singular values that several measures share; `over` says what of several matrices is taken."""
+    spectra = {"weights": _weight_spectra, "features": _feature_spectra}[family]
 
     @wraps(formula)
     def taken(values: Tensor, **settings: Any) -> Tensor:
-        found = of_spectrum(values, **settings)
-        return found if over is None else over(found)
+        return over(of_spectrum(values, **settings))
 
-    return taken
+    return Measure(family, taken, parts or (lambda probe: probe.once(spectra)), overall)
 
 
 # Layers that hold several matrices (groups of a convolution, gates of a recurrent layer) are given as one: norms and
@@ -232,54 +241,25 @@ MEASURES: dict[str, Measure] = {
     "normalised_squared_frobenius_error": Measure(
         "weights", _normalised_squared_frobenius_error, _reference_and_matrices, _normalised_error, by_name=True
     ),
-    "spectral_norm": Measure(
-        "weights",
-        _of_spectrum(weights.spectral_norm, weights.spectral_norm_of_spectrum, Tensor.amax),
-        lambda probe: probe.once(_weight_spectra),
-        _largest,
+    "spectral_norm": _of_spectrum(
+        "weights", weights.spectral_norm, weights.spectral_norm_of_spectrum, Tensor.amax, _largest
     ),
-    "condition_number": Measure(
-        "weights",
-        _of_spectrum(weights.condition_number, weights.condition_number_of_spectrum, Tensor.amax),
-        lambda probe: probe.once(_weight_spectra),
-        _largest,
+    "condition_number": _of_spectrum(
+        "weights", weights.condition_number, weights.condition_number_of_spectrum, Tensor.amax, _largest
     ),
-    "weight_stable_rank": Measure(
-        "weights",
-        _of_spectrum(weights.stable_rank, weights.stable_rank_of_spectrum, Tensor.mean),
-        lambda probe: probe.once(_weight_spectra),
-        _mean,
+    "weight_stable_rank": _of_spectrum("weights", weights.stable_rank, weights.stable_rank_of_spectrum, Tensor.mean),
+    "weight_effective_rank": _of_spectrum(
+        "weights", features.effective_rank, weights.effective_rank_of_spectrum, Tensor.mean
     ),
-    "weight_effective_rank": Measure(
-        "weights",
-        _of_spectrum(features.effective_rank, weights.effective_rank_of_spectrum, Tensor.mean),
-        lambda probe: probe.once(_weight_spectra),
-        _mean,
+    "lipschitz_bound": Measure("weights", lipschitz_bound, _whole, cheap=False, by_name=True),
+    "layer_balance": Measure("weights", _layer_balance, _balance, by_name=True),
+    "pq_balancedness": Measure("weights", pq_balancedness, _whole, cheap=False, by_name=True),
+    "effective_rank": _of_spectrum("features", features.effective_rank, weights.effective_rank_of_spectrum, _itself),
+    "srank": _of_spectrum("features", features.srank, features.srank_of_spectrum, _itself),
+    "threshold_rank": _of_spectrum(
+        "features", features.threshold_rank, features.threshold_rank_of_spectrum, _itself, parts=_scaled_feature_spectra
     ),
-    "effective_rank": Measure(
-        "features",
-        _of_spectrum(features.effective_rank, weights.effective_rank_of_spectrum),
-        lambda probe: probe.once(_feature_spectra),
-        _mean,
-    ),
-    "srank": Measure(
-        "features",
-        _of_spectrum(features.srank, features.srank_of_spectrum),
-        lambda probe: probe.once(_feature_spectra),
-        _mean,
-    ),
-    "threshold_rank": Measure(
-        "features",
-        _of_spectrum(features.threshold_rank, features.threshold_rank_of_spectrum),
-        _scaled_feature_spectra,
-        _mean,
-    ),
-    "stable_rank": Measure(
-        "features",
-        _of_spectrum(weights.stable_rank, weights.stable_rank_of_spectrum),
-        lambda probe: probe.once(_feature_spectra),
-        _mean,
-    ),
+    "stable_rank": _of_spectrum("features", weights.stable_rank, weights.stable_rank_of_spectrum, _itself),
     "feature_norm": Measure("features", features.feature_norm, _features, _mean),
     "feature_covariance_distance": Measure(
         "features", features.feature_covariance_distance, _sample_features_and_reference, _mean, by_name=True
@@ -293,9 +273,6 @@ MEASURES: dict[str, Measure] = {
     "gradient_norm": Measure("gradients", gradients.gradient_norm, _gradients, _norm, cheap=False),
     "gradient_rank": Measure("gradients", gradients.gradient_rank, _gram, cheap=False),
     "gradient_collinearity": Measure("gradients", gradients.gradient_collinearity, _gram, cheap=False),
-    "lipschitz_bound": Measure("weights", lipschitz_bound, _whole, cheap=False, by_name=True),
-    "layer_balance": Measure("weights", _layer_balance, _balance, by_name=True),
-    "pq_balancedness": Measure("weights", pq_balancedness, _whole, cheap=False, by_name=True),
     "hessian_top_eigenvalue": Measure("curvature", curvature.hessian_top_eigenvalue, _whole, cheap=False),
     "hessian_trace": Measure("curvature", curvature.hessian_trace, _whole, cheap=False),
     "hessian_epsilon_rank": Measure("curvature", curvature.hessian_epsilon_rank, _whole, cheap=False),

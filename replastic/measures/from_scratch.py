@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..states import built_like, memory, reinitialised, seeded
-from ..task import Task
+from ..task import Task, outputs_of
 from ..units import original
 
 _ENDLESS = 100_000  # batches of one pass, from which on the mean loss over them is not waited for
@@ -226,7 +226,7 @@ def _mean_loss(model: nn.Module, task: Task, batches: Iterable[tuple[Any, Any]])
 
 
 def _loss(model: nn.Module, task: Task, inputs: Any, targets: Any) -> Tensor:
-    loss = task.loss(model(**inputs) if isinstance(inputs, Mapping) else model(inputs), targets)
+    loss = task.loss(outputs_of(model, inputs), targets)
     if loss.numel() != 1:
         raise ValueError(f"the loss is of shape {tuple(loss.shape)}, and is to be one number: average it")
     return loss.squeeze()

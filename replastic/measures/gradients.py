@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..linalg.polar_factor import work_dtype
-from .batch import arguments
+from .batch import arguments, has_samples
 from .probe import NotMeasurable, Probe
 
 # Bytes of per-sample gradients that are held at once. A block more costs a backward pass of every sample more: ResNet-18 and
@@ -139,7 +139,7 @@ def _losses(probe: Probe) -> list[Tensor]:
     outputs = probe.forward()
     for what, value in {"outputs": outputs, "targets": probe.targets}.items():
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-        if not any(_by_sample(tensor, probe.samples) for tensor in tensors):
+        if not any(has_samples(tensor, probe.samples) for tensor in tensors):
             given = f"have shape {tuple(tensors[0].shape)}" if tensors else f"are a {type(value).__name__}"
             raise NotMeasurable(f"needs {what} with the batch's {probe.samples} samples on the first axis, and they {given}")
     _check_that_outputs_count(probe, outputs)
@@ -151,7 +151,7 @@ def _check_that_outputs_count(probe: Probe, outputs: Any) -> None:
     """Raise if the loss is one that the model computed itself, of the whole batch: no sample has a part of its own in it."""
 
     def other(leaf: Any) -> Any:
-        return leaf + 1 + torch.arange(leaf.shape[-1], device=leaf.device) if _by_sample(leaf, probe.samples) else leaf
+        return leaf + 1 + torch.arange(leaf.shape[-1], device=leaf.device) if has_samples(leaf, probe.samples) else leaf
 
     with torch.no_grad():
         if torch.equal(probe.loss_of(outputs), probe.loss_of(tree_map(other, outputs))):
@@ -231,10 +231,6 @@ def _product(rows: Tensor, gram: Tensor) -> Tensor:
     return (rows @ rows.mT).to(gram.device)
 
 
-def _by_sample(value: Any, samples: int) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples
-
-
 def _of(value: Any, index: Tensor, samples: int) -> Any:
     """The part of one sample, of tensors in dicts, tuples, model outputs; what is not by sample stays."""
-    return tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)) if _by_sample(leaf, samples) else leaf, value)
+    return tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)) if has_samples(leaf, samples) else leaf, value)

@@ -15,7 +15,7 @@ from ..chain import output_layers
 from ..inventory import WeightMatrix
 from ..linalg.polar_factor import work_dtype
 from ..linalg.products import Precision, float32_convolutions, float32_precision
-from ..states import check_not_shared, memory, named_tensors, plain, seeded
+from ..states import check_not_shared, memory, named_tensors, plain, seeded, trainable
 from ..units import Example, UnitGroup, Units, find_units, original
 from ..units.kinds import has_rows_and_columns
 from ..units.trace import untouched
@@ -177,13 +177,10 @@ class Probe:
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """What trains, by name, each tensor once: what gradients and curvature are with respect to."""
-        found: dict[tuple[object, ...], tuple[str, nn.Parameter]] = {}
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter.is_floating_point():
-                found.setdefault(memory(parameter), (plain(name), parameter))
-        if not found:
-            raise NotMeasurable("this model has no trainable parameters: call requires_grad_(True) on it")
-        return dict(found.values())
+        try:
+            return trainable(self.model)
+        except ValueError as problem:
+            raise NotMeasurable(str(problem)) from problem
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:

@@ -35,6 +35,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..constants import spectral_norm
 from .bound import Bound
 from .dense import Curvature, Loss, check_chain, curvature, in_float64, output_curvature
 
@@ -266,12 +267,12 @@ def residual_norm(
     function, smoothness = _LOSSES[loss]
     there = curvature(layers, shifts, new_x, new_y, function)
     before = float(curvature(layers, shifts, x, y, function).gradients.norm(dim=1).max())
-    lipschitz = math.prod(float(torch.linalg.matrix_norm(layer, 2)) for layer in layers)
+    lipschitz = math.prod(spectral_norm(layer) for layer in layers)
     nearest = torch.cdist(new_x, x, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
     moved = 0.0 if form == "printed" else float((new_y - y[nearest]).norm(dim=1).max())
     rate = before + lipschitz * smoothness * float(hausdorff_distance(x, new_x)) + moved
     bound = math.sqrt(outputs) * output_curvature(layers, shifts, new_x) * rate
-    return Bound(_norm(there.residual), bound, "upper", scale=_norm(there.hessian))
+    return Bound(spectral_norm(there.residual), bound, "upper", scale=spectral_norm(there.hessian))
 
 
 def smallest_kept_eigenvalue(found: Curvature, q: float = 0.0) -> Bound:
@@ -286,8 +287,8 @@ def smallest_kept_eigenvalue(found: Curvature, q: float = 0.0) -> Bound:
     if not rank:
         raise ValueError("the Gauss-Newton matrix is 0: it has no positive eigenvalue to keep")
     of_hessian = torch.linalg.eigvalsh(found.hessian).flip(0)
-    bound = float(of_gauss_newton[rank - 1]) - _norm(found.residual) + 2 * q
-    return Bound(float(of_hessian[rank - 1]) + 2 * q, bound, "lower", scale=_norm(found.hessian))
+    bound = float(of_gauss_newton[rank - 1]) - spectral_norm(found.residual) + 2 * q
+    return Bound(float(of_hessian[rank - 1]) + 2 * q, bound, "lower", scale=spectral_norm(found.hessian))
 
 
 def hessian_parts(
@@ -321,7 +322,3 @@ def _rank(matrix: Tensor) -> int:
 def _null(eigenvalues: Tensor) -> Tensor:
     """Up to which size eigenvalues are rounding."""
     return len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().max()
-
-
-def _norm(matrix: Tensor) -> float:
-    return float(torch.linalg.matrix_norm(matrix, 2))

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import deviation_from_isometry, polar
+from ..constants import spectral_norm
 from .bound import Bound
 from .dense import Activation, Curvature, Loss, check_chain, curvature, in_float64
 
@@ -115,7 +116,7 @@ class _Change:
                 f"{len(functions)} activations and {len(self.constants)} constants for {len(old)} layers: give one each"
             )
         self.inputs = float(z.norm())
-        self.norms = [max(_spectral(one), _spectral(other)) for one, other in zip(old, new, strict=True)]
+        self.norms = [max(spectral_norm(one), spectral_norm(other)) for one, other in zip(old, new, strict=True)]
         zero = torch.zeros((), dtype=z.dtype, device=z.device)
         widths = [weight.shape[0] for weight in old]
         self.at_zero = [
@@ -151,7 +152,7 @@ def squared_spectral_norm(weight: Tensor) -> Bound:
     0.0
     """
     (matrix,) = in_float64([weight])
-    return Bound(_spectral(matrix) ** 2, _nu(matrix), "upper")
+    return Bound(spectral_norm(matrix) ** 2, _nu(matrix), "upper")
 
 
 def feature_covariance(weights: Sequence[Tensor], inputs: Tensor, *, form: Form = "proved") -> Bound:
@@ -164,8 +165,8 @@ def feature_covariance(weights: Sequence[Tensor], inputs: Tensor, *, form: Form 
     (z,) = in_float64([inputs])
     check_chain(layers, z)
     made = _features(layers, [torch.relu] * len(layers), z)
-    first = _spectral(z) ** 2 if form == "printed" else float(z.square().sum())
-    return Bound(_spectral(made) ** 2 / len(z), first / len(z) * math.prod(map(_nu, layers)), "upper")
+    first = spectral_norm(z) ** 2 if form == "printed" else float(z.square().sum())
+    return Bound(spectral_norm(made) ** 2 / len(z), first / len(z) * math.prod(map(_nu, layers)), "upper")
 
 
 def hessian_norm(weights: Sequence[Tensor], inputs: Tensor, targets: Tensor, loss: Loss, *, form: Form = "proved") -> Bound:
@@ -177,7 +178,7 @@ def hessian_norm(weights: Sequence[Tensor], inputs: Tensor, targets: Tensor, los
     loss: a mean over samples; β and γ are the largest ‖∇²ℓ‖₂ and ‖∇ℓ‖ in the outputs, over these samples.
     """
     parts = _Parts(weights, inputs, targets, loss, form)
-    return Bound(_spectral(parts.found.hessian), parts.gauss_newton + parts.remainder, "upper", parts.scale)
+    return Bound(spectral_norm(parts.found.hessian), parts.gauss_newton + parts.remainder, "upper", parts.scale)
 
 
 def gauss_newton_norm(
@@ -185,7 +186,7 @@ def gauss_newton_norm(
 ) -> Bound:
     """Lemma 4 and corollary 1: the first term of theorem 2 bounds the Gauss-Newton part, the whole Hessian if γ = 0."""
     parts = _Parts(weights, inputs, targets, loss, form)
-    return Bound(_spectral(parts.found.gauss_newton), parts.gauss_newton, "upper")
+    return Bound(spectral_norm(parts.found.gauss_newton), parts.gauss_newton, "upper")
 
 
 def remainder_norm(
@@ -193,7 +194,7 @@ def remainder_norm(
 ) -> Bound:
     """Lemma 5: the second term of theorem 2 bounds the rest of the Hessian, R = ∇²L - G."""
     parts = _Parts(weights, inputs, targets, loss, form)
-    return Bound(_spectral(parts.found.residual), parts.remainder, "upper", parts.scale)
+    return Bound(spectral_norm(parts.found.residual), parts.remainder, "upper", parts.scale)
 
 
 class _Parts:
@@ -205,7 +206,7 @@ class _Parts:
         check_chain(layers, z)
         targets = targets.double() if targets.is_floating_point() else targets
         self.found: Curvature = curvature(layers, [None] * len(layers), z, targets, loss)
-        self.scale = _spectral(self.found.gauss_newton)
+        self.scale = spectral_norm(self.found.gauss_newton)
         beta = float(torch.linalg.matrix_norm(self.found.curvatures, 2).max())
         gamma = float(self.found.gradients.norm(dim=1).max())
         nu = [_nu(layer) for layer in layers]
@@ -216,7 +217,7 @@ class _Parts:
             self.remainder = 2 * gamma * sum(_product(nu, {k, other}) for k, other in pairs)
             return
         total = float(z.square().sum()) / len(z)
-        growth = [_spectral(z) ** 2 / len(z)] + [total * math.prod(nu[:k]) for k in range(1, len(nu))]
+        growth = [spectral_norm(z) ** 2 / len(z)] + [total * math.prod(nu[:k]) for k in range(1, len(nu))]
         self.gauss_newton = beta * sum(growth[k] * math.prod(nu[k + 1 :]) for k in range(len(nu)))
         self.remainder = gamma * sum(
             math.sqrt(growth[k] * _product(nu[k + 1 :], {other - k - 1})) for other in range(len(nu)) for k in range(other)
@@ -340,7 +341,7 @@ def whitened(inputs: Tensor) -> Tensor:
 def check_white(inputs: Tensor) -> None:
     """Raise unless ZᵀZ/n is the identity."""
     covariance = inputs.T @ inputs / len(inputs)
-    away = _spectral(covariance - torch.eye(len(covariance), dtype=inputs.dtype, device=inputs.device))
+    away = spectral_norm(covariance - torch.eye(len(covariance), dtype=inputs.dtype, device=inputs.device))
     if away > _WHITE:
         raise ValueError(
             f"the inputs are not white: ZᵀZ/n is {away:.3g} from the identity. Give fire.whitened(inputs), or use a form "
@@ -360,7 +361,3 @@ def _epsilon_below_one(matrix: Tensor) -> float:
 
 def _nu(weight: Tensor) -> float:
     return 1 + math.sqrt(float(deviation_from_isometry(weight.T)))
-
-
-def _spectral(matrix: Tensor) -> float:
-    return float(torch.linalg.matrix_norm(matrix, 2))

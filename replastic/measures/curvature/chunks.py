@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..batch import has_samples
 from ..probe import NotMeasurable, Probe
 
 
@@ -69,20 +70,16 @@ def chunks_of(probe: Probe, size: int) -> list[Chunk]:
 
 
 def _cut(part: Any, start: int, stop: int, samples: int) -> Any:
-    if isinstance(part, Tensor) and part.ndim and len(part) == samples:
+    if has_samples(part, samples):
         return part[start:stop]
     if isinstance(part, Mapping):
         return {
-            key: _cut(value, start, stop, samples) if _has_samples(value, samples) else value for key, value in part.items()
+            key: _cut(value, start, stop, samples) if has_samples(value, samples) else value for key, value in part.items()
         }
     if isinstance(part, tuple | list):
         return type(part)(_cut(value, start, stop, samples) for value in part)
     given = f"of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
     raise NotMeasurable(f"a part of the batch is {given}, which cannot be cut into samples, of which there are {samples}")
-
-
-def _has_samples(value: Any, samples: int) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples
 
 
 def _check_apart(probe: Probe, part: Chunk) -> None:

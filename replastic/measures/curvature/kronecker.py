@@ -69,7 +69,7 @@ def kronecker_ranks(probe: Probe) -> KroneckerRanks:
                 f'{norm} (a batch norm) lets samples meet, so none has gradients of its own: use mode="eval"'
             )
         names, left_out = _layers(probe)
-        seen = _Seen(probe, names)
+        seen = _Calls(probe, names)
         outputs = seen.run()
         roots = _roots(probe, outputs)  # (samples, outputs, outputs)
         inputs, gradients = {name: RowRank() for name in names}, {name: RowRank() for name in names}
@@ -104,7 +104,7 @@ def _layers(probe: Probe) -> tuple[list[str], dict[str, str]]:
     return list(names), left_out
 
 
-class _Seen:
+class _Calls:
     """What goes into layers and what comes out, call by call."""
 
     def __init__(self, probe: Probe, names: list[str]) -> None:
