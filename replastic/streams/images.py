@@ -1,11 +1,12 @@
 """Images as tensors, and the tasks that are made of them.
 
-The images of a data set lie on the device once, as bytes. What a task learns is an index into them, labels of its own and, if
-its pixels are shuffled, their order: tasks share the images, and a batch is gathered where it is needed.
+The images of a data set lie on the device once, as bytes. What a task learns is an index into them, labels of its own and,
+if its pixels are shuffled, their order: tasks share the images, and a batch is gathered where it is needed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from ..task import Task
 _EVALUATED_AT_ONCE = 1000  # samples: enough to fill a GPU, few enough for a large network's activations
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """Images, uint8 (samples, height, width, channels), and their labels, int64 (samples,)."""
 
@@ -32,8 +33,13 @@ class Split:
             )
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             raise ValueError(
-                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)} for {len(self.images)} images: give one "
-                "int64 each"
+                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)} for {len(self.images)} images: give "
+                "one int64 each"
+            )
+        if self.labels.device != self.images.device:
+            raise ValueError(
+                f"images are on {self.images.device} and labels on {self.labels.device}: put both on one device, as in "
+                "labels.to(images.device)"
             )
 
     def __len__(self) -> int:
@@ -47,7 +53,7 @@ class Split:
         return Split(self.images.to(device), self.labels.to(device))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ImageData:
     """A data set. Mean and standard deviation are of the channels of training images, in [0, 1]."""
 
@@ -61,6 +67,12 @@ class ImageData:
 
     def __post_init__(self) -> None:
         for name, split in self.splits().items():
+            mine, first = ((tuple(one.images.shape[1:]), one.images.device) for one in (split, self.train))
+            if mine != first:
+                raise ValueError(
+                    f"{self.name}: {name} images are {mine[0]} on {mine[1]}, and train images {first[0]} on {first[1]}: "
+                    "give all splits one shape and one device"
+                )
             if len(split) and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < self.classes:
                 raise ValueError(
                     f"{self.name}: {name} labels go from {int(split.labels.min())} to {int(split.labels.max())}, and there "
@@ -69,6 +81,11 @@ class ImageData:
         channels = self.train.images.shape[-1]
         if not len(self.mean) == len(self.std) == channels:
             raise ValueError(f"{self.name}: {len(self.mean)} means and {len(self.std)} deviations for {channels} channels")
+        if not all(0 < deviation < math.inf for deviation in self.std):
+            raise ValueError(
+                f"{self.name}: std={self.std}, and images are divided by it: give a positive number for each channel, 1 "
+                "for a constant one"
+            )
 
     def splits(self) -> dict[str, Split]:
         """The splits there are, by name."""
@@ -86,7 +103,11 @@ class ImageData:
 
     def hold_out(self, samples: int, seed: int) -> ImageData:
         """With so many training images, chosen at random, set apart for validation."""
-        if not 0 < samples < len(self.train):
+        if self.validation is not None:
+            raise ValueError(
+                f"{self.name} has {len(self.validation)} validation images already, which would be lost: hold out once"
+            )
+        if not isinstance(samples, int) or not 0 < samples < len(self.train):
             raise ValueError(f"validation={samples}: {self.name} has {len(self.train)} training images to hold some out of")
         order = shuffled(len(self.train), seed).to(self.train.labels.device)
         return replace(self, validation=self.train.of(order[:samples]), train=self.train.of(order[samples:]))
@@ -97,7 +118,7 @@ def shuffled(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Examples:
     """Samples as a task sees them: which images, under which labels, with their pixels in which order."""
 
@@ -106,7 +127,7 @@ class Examples:
     labels: Tensor  # (samples,)
     shift: Tensor  # (channels, 1, 1): subtracted from bytes,
     scale: Tensor  # (channels, 1, 1): and multiplied
-    pixels: Tensor | None = None  # (height · width · channels,)
+    pixels: Tensor | None = None  # (height · width,): which pixel stands at each place; its channels stay together
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -115,7 +136,7 @@ class Examples:
         """Normalised images (batch, channels, height, width) and labels. In memory the channels come last."""
         images = self.images.index_select(0, self.index.index_select(0, chosen))
         if self.pixels is not None:
-            images = images.flatten(1).index_select(1, self.pixels).view_as(images)
+            images = images.flatten(1, 2).index_select(1, self.pixels).view_as(images)
         return (images.permute(0, 3, 1, 2) - self.shift) * self.scale, self.labels.index_select(0, chosen)
 
 
@@ -133,7 +154,7 @@ def examples_of(data: ImageData, split: Split, index: Tensor | None = None, labe
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ImageTask(Task):
     """A task of images: what `Task` says, and what its batches are gathered from."""
 
@@ -141,8 +162,8 @@ class ImageTask(Task):
     batch: int = field(kw_only=True)
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """The order of the samples in one epoch."""
-        return torch.randperm(len(self.examples), generator=generator)
+        """The order of the samples in one epoch; it comes from the generator alone, and lies on its device."""
+        return _order(self.examples, generator)
 
 
 def image_task(
@@ -160,14 +181,24 @@ def image_task(
     """
     if not len(examples):
         raise ValueError(f"task {name!r} has no samples to learn")
+    empty = [split for split, tested in tests.items() if not len(tested)]
+    if empty:
+        raise ValueError(f"task {name!r} has no {empty[0]} samples: it learns {len(examples)}, and cannot be tested on any")
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch={batch!r}: give the samples of a step, a whole number, 1 or more")
 
     def batches(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(examples), generator=generator).to(examples.labels.device)
+        order = _order(examples, generator).to(examples.labels.device)
         return (examples.batch(chosen) for chosen in order.split(batch))
 
-    masked: Callable[[Tensor], Tensor] = lambda outputs: (  # noqa: E731
-        outputs if allowed is None else outputs.masked_fill(~allowed, -torch.inf)
-    )
+    def masked(outputs: Tensor) -> Tensor:
+        if allowed is None:
+            return outputs
+        if outputs.shape[-1] != len(allowed):  # else a single output would be taken for all of them
+            raise ValueError(
+                f"task {name!r}: the model has {outputs.shape[-1]} outputs, and there are {len(allowed)} classes"
+            )
+        return outputs.masked_fill(~allowed, -torch.inf)
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(masked(outputs), targets)
@@ -181,12 +212,18 @@ def image_task(
     return ImageTask(name, batches, loss, evaluate, epochs=epochs, correct=correct, examples=examples, batch=batch)
 
 
+def _order(examples: Examples, generator: torch.Generator) -> Tensor:
+    # Drawn where the generator is, so that the same one gives the same order wherever the data lie.
+    return torch.randperm(len(examples), generator=generator, device=generator.device)
+
+
 @torch.no_grad()
 def accuracy(model: nn.Module, examples: Examples, correct: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The share of correct answers in evaluation mode, as a tensor on the device."""
+    """The share of correct answers in evaluation mode, as a tensor on the device. Every module keeps the mode it had."""
     if not len(examples):
         raise ValueError("there are no samples to test on")
-    training, device = model.training, examples.labels.device
+    device = examples.labels.device
+    modes = [(module, module.training) for module in model.modules()]  # one may have been put in evaluation mode alone
     model.eval()
     try:
         right = torch.zeros((), dtype=torch.int64, device=device)
@@ -194,5 +231,6 @@ def accuracy(model: nn.Module, examples: Examples, correct: Callable[[Tensor, Te
             images, labels = examples.batch(chosen)
             right += correct(model(images), labels).sum()
     finally:
-        model.train(training)
-    return right / len(examples)
+        for module, training in modes:
+            module.training = training
+    return right.double() / len(examples)

@@ -1,11 +1,11 @@
 """Protocols: how a data set becomes a stream of tasks.
 
-Each is a function of the data that returns a list of tasks. What is random in it comes from `seed` alone, so that every method
-sees the same tasks in the same order.
+Each is a function of the data that returns a list of tasks. What is random in it comes from `seed` alone, so that every
+method sees the same tasks in the same order.
 
-`epochs` are passes over a task's samples, `batch` is the samples of a step. All test on the test set, as "test_accuracy", and
-where some training images were held out, on those as "validation_accuracy"; train_accuracy=True adds a test, in evaluation
-mode, on what is being learnt.
+`epochs` are passes over a task's samples, `batch` is the samples of a step. All test on the test set, as "test_accuracy",
+and where some training images were held out, on those as "validation_accuracy"; train_accuracy=True adds a test, in
+evaluation mode, on what is being learnt.
 """
 
 from __future__ import annotations
@@ -40,10 +40,14 @@ def warm_start(
     """First a random part of the training data, then all of it, that part included."""
     if not 0 < fraction < 1:
         raise ValueError(f"fraction={fraction}: give the share of the data that is seen first, between 0 and 1")
-    if len(epochs) != 2:
-        raise ValueError(f"epochs={list(epochs)}: give two numbers, before and after the rest of the data arrives")
+    if not isinstance(epochs, Sequence) or len(epochs) != 2:
+        raise ValueError(f"epochs={epochs!r}: give two numbers, before and after the rest of the data arrives")
     order = shuffled(len(data.train), seed)
-    first = order[: max(1, round(fraction * len(order)))]
+    first = order[: round(fraction * len(order))]
+    if not 0 < len(first) < len(order):
+        raise ValueError(
+            f"fraction={fraction} of {len(order)} images is {len(first)}: give one that leaves some for both tasks"
+        )
     return [
         _subset_task(data, name, index, batch, passes, train_accuracy)
         for name, index, passes in zip(("part", "all"), (first, order), epochs, strict=True)
@@ -60,7 +64,7 @@ def continual(
     access: str = "full",
     train_accuracy: bool = False,
 ) -> list[ImageTask]:
-    """The training data arrives in random chunks of equal size.
+    """The training data arrives in random chunks of equal size, or one more where they do not come out even.
 
     access: "full": each task has all chunks so far; "limited": the newest alone.
     """
@@ -86,7 +90,7 @@ def class_incremental(
     masked: bool = False,
     train_accuracy: bool = False,
 ) -> list[ImageTask]:
-    """Each task adds as many classes as the others, in random order, and has all data of the classes so far.
+    """Each task adds as many classes as the others, or one more, in random order, and has all data of the classes so far.
 
     "test_accuracy" is on the classes so far, "full_accuracy" on the whole test set.
 
@@ -94,6 +98,7 @@ def class_incremental(
         count from the start, as in FIRE.
     """
     added = _pieces(shuffled(data.classes, seed), phases, "phases")
+    _check_present(data, data.train, "train", torch.arange(data.classes))
     tasks = []
     for number in range(phases):
         seen = torch.zeros(data.classes, dtype=torch.bool, device=data.train.labels.device)
@@ -109,13 +114,17 @@ def class_incremental(
 def permuted_pixels(
     data: ImageData, *, seed: int, batch: int = 1, tasks: int = 800, epochs: int = 1, train_accuracy: bool = False
 ) -> list[ImageTask]:
-    """Each task shuffles the pixels of all images, of training and test alike, in an order of its own."""
+    """Each task shuffles the pixels of all images, of training and test alike, in an order of its own.
+
+    A pixel of a colour image keeps its colour: its channels move together.
+    """
     _at_least_one(tasks, "tasks")
     base, tests = examples_of(data, data.train), {n: examples_of(data, s) for n, s in _held_out(data).items()}
     if train_accuracy:
         tests["train"] = base
     stream = []
-    for number, order in enumerate(_drawn(seed, tasks, base.images[0].numel())):
+    _, height, width = data.shape
+    for number, order in enumerate(_drawn(seed, tasks, height * width)):
         pixels = order.to(base.labels.device)
         shuffled_tests = {name: replace(test, pixels=pixels) for name, test in tests.items()}
         examples = replace(base, pixels=pixels)
@@ -134,10 +143,10 @@ def random_labels(
     """
     _at_least_one(tasks, "tasks")
     available = len(data.train)
-    if samples is not None and not 0 < samples <= available:
+    if samples is not None and not (isinstance(samples, int) and 0 < samples <= available):
         raise ValueError(f"samples={samples}: {data.name} has {available} training images")
-    index = shuffled(available, seed)[:samples]
     draw = torch.Generator().manual_seed(seed)
+    index = torch.randperm(available, generator=draw)[:samples]
     stream = []
     for number in range(tasks):
         labels = torch.randint(data.classes, index.shape, generator=draw)
@@ -158,12 +167,15 @@ def class_pairs(
 ) -> list[ImageTask]:
     """Each task tells two classes apart, drawn at random: Continual ImageNet's form. Its model has as many outputs.
 
-    Classes are dealt out like cards: none comes again before all have been used.
+    Classes are dealt out like cards: none comes again before all have been used. Where the deck does not come out even, what
+    is left of it is not dealt.
     """
     _at_least_one(tasks, "tasks")
-    if not 2 <= classes <= data.classes:
+    if not isinstance(classes, int) or not 2 <= classes <= data.classes:
         raise ValueError(f"classes={classes}: {data.name} has {data.classes}, and a task needs at least 2")
     hands = _dealt(data.classes, classes, tasks, seed)
+    for name, split in data.splits().items():
+        _check_present(data, split, name, torch.cat(hands).unique())
     stream = []
     for hand in hands:
         examples = _relabelled(data, data.train, hand)
@@ -187,10 +199,9 @@ def label_noise(
 
     noise: that share, for each task; the samples with wrong labels in a task are among those of every noisier one.
     """
-    if len(noise) != len(epochs) or not noise or not all(0 <= share <= 1 for share in noise):
-        raise ValueError(
-            f"noise={list(noise)}, epochs={list(epochs)}: give one share in [0, 1] and one number for each task"
-        )
+    both = isinstance(noise, Sequence) and isinstance(epochs, Sequence)
+    if not both or len(noise) != len(epochs) or not noise or not all(0 <= share <= 1 for share in noise):
+        raise ValueError(f"noise={noise!r}, epochs={epochs!r}: give a list of shares in [0, 1] and one of as many numbers")
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data.train), generator=draw)
     drawn = torch.randint(data.classes, order.shape, generator=draw)
@@ -247,9 +258,19 @@ def _relabelled(data: ImageData, split: Split, hand: Tensor) -> Examples:
     return examples_of(data, split, index, labels[index])
 
 
+def _check_present(data: ImageData, split: Split, name: str, wanted: Tensor) -> None:
+    """Raise if a class has no samples in a split: a task would seem to be learnt, or tested, that is not."""
+    counts = torch.bincount(split.labels, minlength=data.classes)[wanted.to(split.labels.device)]
+    absent = wanted[(counts == 0).cpu()].tolist()
+    if absent:
+        listed = ", ".join(map(str, absent[:5])) + (" and more" if len(absent) > 5 else "")
+        advice = "hold out more images" if name == "validation" else "leave it out, and number the others from 0 on"
+        raise ValueError(f"{data.name} has no {name} images of class {listed}: {advice}")
+
+
 def _pieces(order: Tensor, count: int, name: str) -> list[Tensor]:
-    if not 1 <= count <= len(order):
-        raise ValueError(f"{name}={count}: give a number from 1 to {len(order)}")
+    if not isinstance(count, int) or not 1 <= count <= len(order):
+        raise ValueError(f"{name}={count!r}: give a whole number from 1 to {len(order)}")
     return list(order.tensor_split(count))
 
 
@@ -267,5 +288,5 @@ def _dealt(classes: int, each: int, hands: int, seed: int) -> list[Tensor]:
 
 
 def _at_least_one(count: int, name: str) -> None:
-    if count < 1:
-        raise ValueError(f"{name}={count}: give a number from 1 on")
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name}={count!r}: give a whole number, 1 or more")

@@ -1,0 +1,68 @@
+"""The convolutional network of Continual ImageNet: three convolutions, each with pooling, and three linear layers.
+
+Dohare, Hernandez-Garcia, Lan, Rahman, Mahmood & Sutton: Loss of Plasticity in Deep Continual Learning, Nature 2024; used
+again by L2-ER, appendix H.1, with 2000 tasks of two classes and images of 32x32.
+
+That listing does not say how the convolutions are padded. In the code of the first paper they are not, as here by default:
+images of 32x32 leave the last pooling as 2x2. In the released code of L2-ER they are, by its framework's default, and leave
+it as 4x4: padded=True, 373,826 parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from .parts import Activation, Norm, make_activation, make_norm, width_after
+
+
+class ConvNet(nn.Sequential):
+    """Convolutions, each with activation and 2x2 max-pooling, then linear layers: numbered as in the paper's listing.
+
+    size: height and width of the images.
+    channels, kernels: of the convolutions, one of each.
+    hidden: widths of the linear layers before the last.
+    padded: whether convolutions keep the size of what they read.
+    norm: after each convolution; the papers have none.
+
+    >>> sum(parameter.numel() for parameter in ConvNet().parameters())
+    177218
+    """
+
+    def __init__(
+        self,
+        classes: int = 2,
+        *,
+        image_channels: int = 3,
+        size: int = 32,
+        channels: Sequence[int] = (32, 64, 128),
+        kernels: Sequence[int] = (5, 3, 3),
+        hidden: Sequence[int] = (128, 128),
+        activation: Activation = "relu",
+        norm: Norm = "none",
+        padded: bool = False,
+    ) -> None:
+        if len(channels) != len(kernels):
+            raise ValueError(
+                f"channels={list(channels)} and kernels={list(kernels)} differ in length: give one of each a convolution"
+            )
+        layers: list[nn.Module] = []
+        width, side = image_channels, size
+        for made, kernel in zip(channels, kernels, strict=True):
+            # A shift before a norm would be taken out again by it.
+            layers += [nn.Conv2d(width, made, kernel, padding="same" if padded else 0, bias=norm == "none")]
+            layers += [make_norm(norm, made, images=True)] if norm != "none" else []
+            layers += [make_activation(activation), nn.MaxPool2d(2)]
+            width, side = width_after(activation, made), (side if padded else side - kernel + 1) // 2
+            if side < 1:
+                raise ValueError(
+                    f"images of {size}x{size} are too small for convolutions of {list(kernels)} with a pooling after each: "
+                    "give larger images, smaller kernels, fewer of them, or padded=True"
+                )
+        layers += [nn.Flatten()]
+        width *= side * side
+        for units in hidden:
+            layers += [nn.Linear(width, units), make_activation(activation)]
+            width = width_after(activation, units)
+        super().__init__(*layers, nn.Linear(width, classes))
