@@ -1,0 +1,8 @@
+"""One run = one folder: written by `Record`, read by `read`."""
+
+from .folder import ENDINGS as ENDINGS
+from .folder import Record as Record
+from .reading import Run as Run
+from .reading import find_runs as find_runs
+from .reading import load_checkpoint as load_checkpoint
+from .reading import read as read

@@ -1,0 +1,104 @@
+"""Files that are whole or not there, also when a process is killed or a disk gets full."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def part_of(path: Path) -> Path:
+    """A name beside `path` for what is not whole yet."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+def clean(folder: Path) -> None:
+    """Delete what killed processes left half written. Only for who knows that nobody else writes here."""
+    for left in folder.glob(".*.part"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def plain(value: Any, path: str) -> Any:
+    """What JSON gives back as it was, tuples as lists; TypeError that says where something else is."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):  # numpy's float64 is one
+        return float(value)
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{path}[{number}]") for number, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        wrong = [key for key in value if type(key) is not str]
+        if wrong:
+            raise TypeError(f"{path} has the key {wrong[0]!r}, a {type_name(wrong[0])}: keys are str, as in str(key)")
+        return {key: plain(item, f"{path}[{json.dumps(key)}]") for key, item in value.items()}
+    raise TypeError(
+        f"{path} is a {type_name(value)}: it must be int, float, bool, str, None, or lists and dicts of these, "
+        "as in float(x) or x.tolist()"
+    )
+
+
+def write_json(path: Path, content: Any) -> None:
+    """A JSON file that appears whole or not at all, in place of the one that was there."""
+    part = part_of(path)
+    try:
+        with explained(f"{path.name} was not written, and what was there before is as it was"):
+            write_synced(part, [(json.dumps(content, indent=1) + "\n").encode()])
+            part.replace(path)
+            sync_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """What `write_json` wrote; ValueError if it is damaged, or lacks one of `keys`."""
+    try:
+        content = json.loads(path.read_bytes())
+        missing = [key for key in keys if key not in content]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): bring it back from a copy") from error
+    if missing:
+        raise ValueError(f"{path} is damaged: it has no {missing[0]!r}. Bring it back from a copy")
+    return content
+
+
+def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """A new file, on the disk when this returns."""
+    with open(path, "xb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: a file that is synced may still be lost with its name."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # file systems that keep names another way refuse to sync a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Errors of the operating system, with what they mean for the files here and what to do."""
+    try:
+        yield
+    except OSError as error:
+        full = ". Make room on the disk, then go on" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise OSError(error.errno, f"{error.strerror}: {what}{full}", error.filename) from error
+
+
+def type_name(value: object) -> str:
+    """A value's type, as one would import it."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

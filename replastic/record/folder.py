@@ -1,0 +1,222 @@
+"""One run = one folder: what is run, the rows it gives, and checkpoints to go on from.
+
+    run.json             config, arm, seed, provenance; written once
+    rows.jsonl           a row a line; no clock in them, so that the same run gives the same file, byte for byte
+    times.jsonl          for each row, the seconds that the run took until then, stops not counted
+    resumes.jsonl        a line each time that it went on: when, from where, with what
+    checkpoints/NNNNNN/  snapshots; the last two are kept
+    end.json             status (finished, diverged, failed) and reason; absent while it runs, or after a kill
+    lock                 held while a process writes here
+
+The lines are JSON as Python writes it: NaN, Infinity and -Infinity stand for what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from . import snapshot
+from .files import clean, explained, plain, sync_folder, write_json
+from .lines import Log, Mark, check_lines
+from .lock import Lock
+from .provenance import provenance
+from .reading import FORMAT, checkpoints_of, load_newest, read_end, read_run
+
+ENDINGS = ("finished", "diverged", "failed")
+_KEPT = 2  # checkpoints: the newest, and one to go back to if that is damaged
+
+
+class Record(AbstractContextManager["Record"]):
+    """A run's folder, held by this process until `close`.
+
+    >>> import tempfile, torch
+    >>> from replastic.record import read
+    >>> with tempfile.TemporaryDirectory() as folder, Record.open(folder, config={"lr": 0.1}, seed=0, arm="fire") as record:
+    ...     record.add({"step": 1, "loss": 2.3})
+    ...     record.save({"step": 1}, {"weight": torch.zeros(2)})
+    ...     record.end("finished")
+    ...     read(folder).rows
+    [{'step': 1, 'loss': 2.3}]
+
+    status: "new", "started" (it was stopped, or is going on), or how it ended. One that was started goes on with `resume`.
+    """
+
+    def __init__(self, folder: Path, lock: Lock, status: str) -> None:
+        self.folder, self.status, self._lock = folder, status, lock
+        self._rows, self._times = Log(folder / "rows.jsonl"), Log(folder / "times.jsonl")
+        self._placed = status == "new"  # whether the logs end where the run stands
+        self._before, self._since = 0.0, time.monotonic()
+
+    @classmethod
+    def open(cls, folder: str | Path, *, config: Mapping[str, Any], seed: int, arm: str) -> Record:
+        """Make the folder, or open it to go on with the same config, seed and arm."""
+        folder = Path(folder)
+        given = {"config": plain({**config}, "config"), "arm": arm, "seed": seed}
+        if type(seed) is not int or not isinstance(arm, str):
+            raise TypeError(f"seed={seed!r}, arm={arm!r}: give a whole number and a name")
+        _is_run(folder, given)  # before anything is touched
+        with explained(f"the run {folder} was not opened"):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = Lock(folder / "lock")
+        try:
+            started = _is_run(folder, given)  # again: another process may have made it until the lock was ours
+            clean(folder)
+            clean(folder / "checkpoints")
+            if not started:
+                when = datetime.now(UTC).isoformat(timespec="seconds")
+                write_json(folder / "run.json", {"format": FORMAT, **given, "started": when, "provenance": provenance()})
+            status = read_end(folder)["status"] if started else "new"
+            with explained(f"the run {folder} was not opened"):
+                record = cls(folder, lock, status)
+                sync_folder(folder)
+            return record
+        except BaseException:
+            lock.release()
+            raise
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Write a row, all of it or nothing: by name int, float, bool, str, None, and lists and dicts of these."""
+        self._check_going("add")
+        line, before = json.dumps(plain({**row}, "row")), self._times.end
+        with explained(f"the row was not written, and the {self._rows.end.lines} before it are"):
+            try:
+                self._times.append(json.dumps(round(self._seconds(), 4)))  # first, so that no row is without
+                self._rows.append(line)
+            except BaseException:
+                self._times.cut(before)
+                raise
+        self.status = "started"
+
+    def save(self, position: Mapping[str, int], state: Mapping[str, Any]) -> None:
+        """Write a checkpoint. Rows up to here are on the disk before, and are never cut off any more.
+
+        position: where the run stands, as in {"task": 2, "epoch": 0}.
+        state: what `snapshot.save` takes, such as learner.state_dict().
+        """
+        self._check_going("save")
+        note = {"position": plain({**position}, "position"), "seconds": self._seconds()}
+        with explained("the checkpoint was not written; rows and earlier checkpoints are as they were"):
+            note |= self._sync()
+            (self.folder / "checkpoints").mkdir(exist_ok=True)
+            sync_folder(self.folder)
+        there = checkpoints_of(self.folder)
+        number = int(there[-1].name) + 1 if there else 1
+        snapshot.save(self.folder / "checkpoints" / f"{number:06}", state, note=note)
+        for old in there[: 1 - _KEPT]:
+            snapshot.discard(old)
+        self.status = "started"
+
+    def resume(self) -> tuple[dict[str, int], dict[str, Any]] | None:
+        """Position and state of the last checkpoint, with the rows after it cut off: they will come again.
+
+        None: nothing was saved, and the run begins anew without rows. Nothing is changed if a file turns out damaged.
+        """
+        self._check_open()
+        if self.status in ENDINGS:
+            hint = "call retry() first" if self.status == "failed" else "there is nothing to go on with; give another --out"
+            raise RuntimeError(f"the run {self.folder} is {self.status}: {hint}")
+        there, going_on = checkpoints_of(self.folder), not self._placed
+        state, note, rows, times = None, {"position": {}, "seconds": 0.0}, Mark(), Mark()
+        if there:
+            state, note = load_newest(there)
+            rows, times = (
+                check_lines(log.path, log.path.read_bytes(), note[log.path.stem], f"checkpoint {there[-1].name}")
+                for log in (self._rows, self._times)
+            )
+        with explained("the run was not resumed, and nothing before its last checkpoint was changed"):
+            self._rows.cut(rows)
+            self._times.cut(times)
+            if going_on:
+                self._note_resume(there[-1].name if there else None)
+        self._placed, self._before, self._since = True, note["seconds"], time.monotonic()
+        return None if state is None else (note["position"], state)
+
+    def end(self, status: str, reason: str = "") -> None:
+        """Say how the run ended: finished, diverged or failed."""
+        if status not in ENDINGS:
+            raise ValueError(f"a run ends as one of {', '.join(ENDINGS)}, not {status!r}: call end('finished')")
+        self._check_going("end")
+        with explained("the end of the run was not written; its rows are as they were"):
+            marks = self._sync()
+        write_json(self.folder / "end.json", {"status": status, "reason": str(reason), **marks})
+        self.status = status
+
+    def retry(self) -> None:
+        """Let a failed run go on: `resume` comes next."""
+        self._check_open()
+        if self.status != "failed":
+            raise RuntimeError(f"the run {self.folder} is {self.status}: only a failed one is tried again")
+        (self.folder / "end.json").unlink()
+        sync_folder(self.folder)
+        self.status, self._placed = "started", False
+
+    def close(self) -> None:
+        """Let another process have the folder. What was written stays; a run that has not ended can be opened to go on."""
+        if self._lock.file is not None:
+            self._rows.close()
+            self._times.close()
+            self._lock.release()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._lock.file is None:
+            raise RuntimeError(f"the record of {self.folder} is closed, or was opened by another process: open it again")
+
+    def _check_going(self, verb: str) -> None:
+        self._check_open()
+        if self.status in ENDINGS:
+            raise RuntimeError(f"the run {self.folder} is {self.status}: {verb}() comes too late. Give another --out")
+        if not self._placed:
+            raise RuntimeError(f"the run {self.folder} was started before: call resume() before {verb}()")
+
+    def _sync(self) -> dict[str, Any]:
+        """Bring the rows to the disk, and say how far they go."""
+        return {log.path.stem: log.sync() for log in (self._rows, self._times)}
+
+    def _seconds(self) -> float:
+        return self._before + time.monotonic() - self._since
+
+    def _note_resume(self, checkpoint: str | None) -> None:
+        with closing(Log(self.folder / "resumes.jsonl")) as log:
+            log.cut(Mark(size=log.path.read_bytes().rfind(b"\n") + 1))  # a kill may have left half a line
+            when = datetime.now(UTC).isoformat(timespec="seconds")
+            line = {"when": when, "checkpoint": checkpoint, "rows": self._rows.end.lines, "provenance": provenance()}
+            log.append(json.dumps(line))
+            log.sync()
+
+
+def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
+    """Whether this run was started there; ValueError if something else is."""
+    if not (folder / "run.json").exists():
+        ours = re.compile(r"lock|\..*\.part")  # a process that was killed before run.json was written leaves these
+        others = sorted(path.name for path in folder.glob("*") if not ours.fullmatch(path.name))
+        if others:
+            raise ValueError(f"{folder} is no run, and holds {others[0]}: give an empty folder or a new one, as --out")
+        return False
+    there = read_run(folder)
+    old, new = (dict(leaf for key in given for leaf in _leaves(of[key], key)) for of in (there, given))
+    for key in [*old, *new]:
+        if old.get(key) != new.get(key):
+            raise ValueError(
+                f"{folder} holds another run: {key} is {old.get(key, 'missing')} there and {new.get(key, 'missing')} here. "
+                "To run this one too, give it another folder with --out; to go on with that one, give what it was begun with"
+            )
+    return True
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every value of a config by its path, as text: there NaN is NaN, and 1 is neither 1.0 nor true."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{json.dumps(key) if '.' in key else key}")
+    else:
+        yield path, json.dumps(value, sort_keys=True)

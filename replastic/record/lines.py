@@ -1,0 +1,81 @@
+"""Logs: files of lines that are only ever added."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Mark(NamedTuple):
+    """How far a log is written."""
+
+    lines: int = 0
+    size: int = 0  # bytes
+    digest: Any = hashlib.sha256()  # only ever copied
+
+
+class Log:
+    """A file of lines that are only ever added, each at once and whole: a kill loses none that `append` returned from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.end = path, Mark()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def append(self, line: str) -> None:
+        data = f"{line}\n".encode()
+        digest = self.end.digest.copy()
+        digest.update(data)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._file, left) :]  # a disk that gets full takes a part first
+        except BaseException:
+            self.cut(self.end)
+            raise
+        self.end = Mark(self.end.lines + 1, self.end.size + len(data), digest)
+
+    def cut(self, end: Mark) -> None:
+        os.ftruncate(self._file, end.size)
+        self.end = end
+
+    def sync(self) -> dict[str, Any]:
+        os.fsync(self._file)
+        return {"lines": self.end.lines, "bytes": self.end.size, "sha256": self.end.digest.hexdigest()}
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def check_lines(path: Path, data: bytes, noted: Mapping[str, Any], by: str) -> Mark:
+    """Where the log ended when `by` was written; ValueError unless everything before is as it was."""
+    kept = data[: noted["bytes"]]
+    digest = hashlib.sha256(kept)
+    if digest.hexdigest() == noted["sha256"]:
+        return Mark(noted["lines"], noted["bytes"], digest)
+    says = f"{by} was written when it had {noted['lines']} lines. Nothing was changed: bring the file back from a copy"
+    parsed(path, kept[: kept.rfind(b"\n") + 1])
+    if len(kept) < noted["bytes"]:
+        raise ValueError(f"{path} is damaged: it ends in line {kept.count(10) + 1}, and {says}")
+    raise ValueError(f"{path} is damaged: one of the lines 1 to {noted['lines']} has changed; {says}")
+
+
+def parsed(path: Path, data: bytes) -> list[Any]:
+    """Whole lines as what they say."""
+    rows = []
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged in line {number} ({error}): bring the file back from a copy") from error
+    return rows
+
+
+def read_lines(path: Path, noted: Mapping[str, Any] | None) -> list[Any]:
+    """What a log says, up to where `noted` says it ends, or to its last whole line."""
+    data = path.read_bytes() if path.exists() else b""
+    end = data.rfind(b"\n") + 1 if noted is None else check_lines(path, data, noted, "end.json").size
+    return parsed(path, data[:end])

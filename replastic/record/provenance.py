@@ -1,0 +1,103 @@
+"""What a run was made with: versions, machine, commit and command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_PATIENCE = 5  # seconds for another program to answer, on a slow disk
+
+
+def provenance() -> dict[str, Any]:
+    """Plain values for JSON; what cannot be found out is None, and nothing raises.
+
+    >>> provenance()["torch"] == torch.__version__
+    True
+    """
+    return {
+        "replastic": _version("replastic"),
+        **_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": _version("numpy"),
+        "safetensors": _version("safetensors"),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": _cpu(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": _gpu(),
+        "gpus": torch.cuda.device_count(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+        "command": list(sys.argv),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # used from a checkout that was never installed
+        return None
+
+
+def _commit() -> dict[str, Any]:
+    """The commit of the checkout that this package lies in, and whether its files differ from it.
+
+    Files that git does not know count inside the package only: results that were written into the checkout change nothing.
+    """
+    if _output("git", "ls-files", "--error-unmatch", "__init__.py") is None:
+        # An installed package may lie in somebody else's checkout, in an environment that git ignores.
+        return {"commit": None, "dirty": None}
+    changed = _output("git", "status", "--porcelain", "--untracked-files=no")
+    unknown = _output("git", "ls-files", "--others", "--exclude-standard", ".")
+    dirty = None if changed is None or unknown is None else bool(changed or unknown)
+    return {"commit": _output("git", "rev-parse", "HEAD"), "dirty": dirty}
+
+
+def _cpu() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # not Linux
+        pass
+    return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or platform.machine() or None
+
+
+def _gpu() -> str | None:
+    """Its name. A process that has not used CUDA yet is not made to: that takes memory on the GPU, and forbids to fork."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.get_device_name()
+    names = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") if torch.cuda.device_count() else None
+    return names.splitlines()[0].strip() if names else None
+
+
+def _output(*command: str) -> str | None:
+    """What a program prints, run where this package lies; None if it is absent, fails or takes too long."""
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("GIT_")
+    }  # as set inside git's hooks
+    environment["GIT_OPTIONAL_LOCKS"] = "0"  # a look must not get in the way of somebody's commit
+    try:
+        done = subprocess.run(
+            command,
+            cwd=_PACKAGE,
+            env=environment,
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout.decode(errors="replace").strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,98 @@
+"""Runs as they were written: read without a lock, also while they go on."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import snapshot
+from .files import read_json
+from .lines import read_lines
+
+FORMAT = "replastic run 1"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder says. status: "started" (it goes on, or was stopped), "finished", "diverged" or "failed"."""
+
+    folder: Path
+    config: dict[str, Any]
+    arm: str
+    seed: int
+    provenance: dict[str, Any]
+    rows: list[dict[str, Any]]
+    times: list[float]
+    status: str
+    reason: str
+
+
+def read(folder: str | Path) -> Run:
+    """A run, also one that another process is writing: the line that is not whole yet is left out."""
+    folder = Path(folder)
+    about, end = read_run(folder), read_end(folder)
+    rows, times = (read_lines(folder / f"{name}.jsonl", end[name]) for name in ("rows", "times"))
+    known = min(len(rows), len(times))  # between a row and its time lies a moment
+    what = {key: about[key] for key in ("config", "arm", "seed", "provenance")}
+    return Run(folder, **what, rows=rows[:known], times=times[:known], status=end["status"], reason=end["reason"])
+
+
+def find_runs(folder: str | Path) -> list[Path]:
+    """Every run's folder at or below this one, sorted."""
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}: give the one that runs were written to")
+    found = []
+    for path, folders, files in os.walk(folder):
+        if "run.json" in files:
+            found.append(Path(path))
+            folders.clear()  # there are no runs inside runs
+    return sorted(found)
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What is run: run.json."""
+    path = folder / "run.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} is no run: it has no run.json. Give a folder that find_runs() lists")
+    about = read_json(path, "format", "config", "arm", "seed", "provenance")
+    if about["format"] != FORMAT:
+        raise ValueError(f"{path} is a {about['format']!r}, and this version reads {FORMAT!r}: upgrade replastic")
+    return about
+
+
+def read_end(folder: Path) -> dict[str, Any]:
+    """Status and reason, and how far the logs went if it has ended."""
+    try:
+        return read_json(folder / "end.json", "status", "reason", "rows", "times")
+    except FileNotFoundError:
+        return {"status": "started", "reason": "", "rows": None, "times": None}
+
+
+def load_newest(there: list[Path]) -> tuple[Any, dict[str, Any]]:
+    """State and note of the last of these checkpoints; ValueError with the way on if it is damaged."""
+    newest = there[-1]
+    try:
+        return snapshot.load_with_note(newest)
+    except ValueError as error:
+        hint = f"there is no older one: delete {newest} to begin the run anew"
+        if there[1:]:
+            hint = f"there is the older {there[-2].name}: delete {newest} to go on from that"
+        raise ValueError(f"the newest checkpoint, {newest.name}, is damaged, and {hint}. {error}") from error
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """A run's checkpoints, oldest first."""
+    found = (folder / "checkpoints").glob("*")
+    return sorted((path for path in found if re.fullmatch(r"\d{6,}", path.name)), key=lambda path: int(path.name))
+
+
+def load_checkpoint(folder: str | Path) -> tuple[dict[str, int], Any]:
+    """Position and state of a run's last checkpoint, for others to start from."""
+    there = checkpoints_of(Path(folder))
+    if not there:
+        raise FileNotFoundError(f"{folder} has no checkpoint: give a run that was saved")
+    state, note = load_newest(there)
+    return note["position"], state
