@@ -1,5 +1,7 @@
 """Data sets, and the protocols that turn them into streams of tasks."""
 
+from .data import DATA_SETS as DATA_SETS
+from .data import load as load
 from .images import Examples as Examples
 from .images import ImageData as ImageData
 from .images import ImageTask as ImageTask

@@ -1,0 +1,97 @@
+"""Is what was given for a function's arguments what it takes? For names and options that come from files."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+class OptionError(ValueError):
+    """A name or an option that cannot be meant; says what can."""
+
+
+def check_options(
+    made_by: Callable[..., Any], options: Mapping[str, Any], where: str, *, given: Sequence[str] = ()
+) -> None:  # fmt: skip
+    """Raise unless options are arguments of a function or class, of their types; `given` are set by others.
+
+    >>> def fire(steps: int = 10): ...
+    >>> check_options(fire, {"step": 5}, "[arms.FIRE]")
+    Traceback (most recent call last):
+    replastic.options.OptionError: [arms.FIRE] has the key 'step': did you mean 'steps'? (there is steps)
+    """
+    arguments = options_of(made_by, given)
+    for option in options:
+        if option in given:
+            raise OptionError(f"{where} has the key {option!r}, which follows from the rest: leave it out")
+    check_keys(options, list(arguments), where, [name for name, (_, needed) in arguments.items() if needed])
+    for option, value in options.items():
+        check_type(value, arguments[option][0], f"{where} {option}")
+
+
+def options_of(made_by: Callable[..., Any], given: Sequence[str] = ()) -> dict[str, tuple[Any, bool]]:
+    """The arguments that a file may set: their types, and whether they must be."""
+    hints = get_type_hints(made_by.__init__ if inspect.isclass(made_by) else made_by)
+    return {
+        name: (hints.get(name, Any), argument.default is argument.empty)
+        for name, argument in inspect.signature(made_by).parameters.items()
+        if name not in given
+    }
+
+
+def check_keys(table: Mapping[str, Any], known: Sequence[str], where: str, required: Iterable[str] = ()) -> None:
+    """Raise for a key that nothing would use, and for one that is missing."""
+    for key in table:
+        if key not in known:
+            raise OptionError(f"{where} has the key {key!r}: {nearest(key, known)}")
+    for key in required:
+        if key not in table:
+            raise OptionError(f"{where} has no {key!r}, which has no default: add {key} = ...")
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """What may have been meant."""
+    known = list(known)
+    near = difflib.get_close_matches(given.lower(), known, n=1, cutoff=0.5)
+    listed = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else "nothing can be set here"
+    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+
+
+def check_type(value: Any, kind: Any, where: str) -> None:
+    """Raise unless a value is of an annotated type."""
+    if not _fits(value, kind):
+        raise OptionError(f"{where} = {value!r}: give {_described(kind)}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a TOML value is of an annotated type. What TOML has no word for fits nothing."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is Literal:
+        return value in inner
+    if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
+        return any(_fits(value, one) for one in inner)
+    if origin in (list, tuple) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
+        return isinstance(value, list | tuple) and all(_fits(one, inner[0]) for one in value)
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(_fits(one, inner[1]) for one in value.values())
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return inspect.isclass(kind) and isinstance(value, kind)
+
+
+def _described(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
+        return " or ".join(_described(one) for one in inner if one is not type(None))
+    if origin in (list, tuple) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
+        return f"a list, each {_described(inner[0])}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))

@@ -1,0 +1,382 @@
+"""Readers of the files in which image data sets are published: idx, CIFAR's two versions, .npz, and trees of JPEG or PNG.
+
+They trust nothing that they read. A header's promise is compared with what is there before memory is taken for it; archives
+are read in place, so that no member can be written anywhere; CIFAR's pickles are read without making any object that they
+name. What is damaged is a ValueError that begins with the file's path.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import lzma
+import math
+import pickle
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import numpy as np
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm")
+
+_PIECE = 2**20  # bytes: read at once
+_DEFLATE_RATIO = 1032  # the most that deflate, thus gzip and zip, can shrink anything
+_MOST_OF_TAR = 2**29  # bytes: CIFAR's archives hold 186 MB
+_MOST_OF_ZIP = 2**32  # bytes: Tiny-ImageNet's archive holds 0.3 GB
+_MOST_PIXELS = 2**26  # of one image: below it pillow does not yet suspect a decompression bomb
+_DECODERS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
+_BYTE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of pillow, 8 bits a channel or fewer
+_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
+
+_Readable = IO[bytes] | gzip.GzipFile
+
+
+@contextmanager
+def _naming(where: object) -> Iterator[None]:
+    """What the standard library says of damaged files, as a ValueError that names the file.
+
+    Zip files with a password or an unknown compression are a RuntimeError there.
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        raise ValueError(f"{where}: damaged ({error}): delete it and fetch it anew") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which is a list of contents that points before the file's start
+            raise
+        raise ValueError(f"{where}: damaged (its list of contents is wrong): delete it and fetch it anew") from error
+
+
+def _exactly(file: _Readable, size: int, where: object) -> bytearray:
+    """So many bytes and then the end, piece by piece: what is promised takes no memory until it is there."""
+    content = bytearray()
+    while piece := file.read(min(_PIECE, size + 1 - len(content))):
+        content += piece
+    if len(content) != size:
+        found = f"ends after {len(content)}" if len(content) < size else "has more"
+        raise ValueError(f"{where}: its header promises {size} bytes and it {found}: delete it and fetch it anew")
+    return content
+
+
+def read_idx(path: Path, ndim: int) -> np.ndarray:
+    """The bytes of an idx file, as MNIST has them, gzipped or not: 0, 0, type, dimensions, sizes (big-endian), values."""
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"  # not by the name: some browsers unpack and leave the .gz
+    with gzip.open(path) if zipped else path.open("rb") as file, _naming(path):
+        head = file.read(4 + 4 * ndim)
+        magic = bytes((0, 0, 8, ndim))  # 8: unsigned bytes
+        if head[:4] != magic:
+            raise ValueError(
+                f"{path}: begins with {head[:4].hex(' ')} and not with {magic.hex(' ')}: it is no idx file of bytes with "
+                f"{ndim} dimension{'s' * (ndim > 1)}"
+            )
+        shape = tuple(int(size) for size in np.frombuffer(head[4:].ljust(4 * ndim, b"\0"), ">u4"))
+        if 0 in shape:
+            raise ValueError(f"{path}: has the shape {shape}: it is cut short or holds nothing")
+        _check_promise(path, math.prod(shape), zipped)
+        return np.frombuffer(_exactly(file, math.prod(shape), path), np.uint8).reshape(shape)
+
+
+def _check_promise(path: Path, promised: int, zipped: bool) -> None:
+    most = path.stat().st_size * (_DEFLATE_RATIO if zipped else 1)
+    if promised > most:
+        raise ValueError(
+            f"{path}: its header promises {promised} bytes, and a file of {path.stat().st_size} bytes holds {most} at the "
+            "very most: delete it and fetch it anew"
+        )
+
+
+class _Bounded:
+    """A file that stops giving before it has filled the memory."""
+
+    def __init__(self, file: _Readable, path: Path) -> None:
+        self.file, self.path, self.left = file, path, _MOST_OF_TAR
+
+    def read(self, size: int) -> bytes:
+        content = self.file.read(size)
+        self.left -= len(content)
+        if self.left < 0:
+            raise ValueError(f"{self.path}: holds more than {_MOST_OF_TAR} bytes: this is not the published archive")
+        return content
+
+
+def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
+    """The contents of the wanted files of a folder or a .tar.gz, by their names without folders; all must be there."""
+    found = _read_folder(path, wanted) if path.is_dir() else _read_tar(path, wanted)
+    if missing := [name for name in wanted if name not in found]:
+        raise ValueError(f"{path}: lacks {', '.join(missing)}: unpack or fetch the whole archive anew")
+    return found
+
+
+def _read_folder(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
+    files = [path / name for name in wanted if (path / name).is_file()]
+    if sum(file.stat().st_size for file in files) > _MOST_OF_TAR:
+        raise ValueError(f"{path}: holds more than {_MOST_OF_TAR} bytes: these are not the published files")
+    return {file.name: file.read_bytes() for file in files}
+
+
+def _read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
+    found = {}
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    with _naming(path), gzip.open(path) if zipped else path.open("rb") as file:
+        # A stream ("r|") is read once from start to end, and never in pieces that a header alone decides.
+        bounded: Any = _Bounded(file, path)
+        with tarfile.open(fileobj=bounded, mode="r|", bufsize=_PIECE) as archive:
+            for member in archive:
+                _check_member(path, member.name, plain=member.isfile() or member.isdir())
+                name = PurePosixPath(member.name).name
+                if not member.isfile() or name not in wanted:
+                    continue
+                if name in found:
+                    raise ValueError(f"{path}: holds two files {name}: fetch the published archive")
+                content = archive.extractfile(member)
+                found[name] = content.read() if content else b""
+    return found
+
+
+def _check_member(path: Path, name: str, *, plain: bool) -> None:
+    pure = PurePosixPath(name.replace("\\", "/"))
+    if pure.is_absolute() or ".." in pure.parts:
+        raise ValueError(f"{path}: its member {name!r} points out of the archive: do not use it, fetch the published one")
+    if not plain:
+        raise ValueError(f"{path}: its member {name!r} is a link or a device: do not use it, fetch the published archive")
+
+
+def cifar_binary(content: bytes, where: object, labels: int, use: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of CIFAR's binary version: for each image label bytes, of which one is used, and 3072 more."""
+    record = labels + 3072
+    if not content or len(content) % record:
+        raise ValueError(
+            f"{where}: has {len(content)} bytes and must have a multiple of {record}, which is one image with its "
+            f"label{'s' * (labels > 1)}: it is cut short or another file; fetch it anew"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, record)
+    return _planes_last(records[:, labels:]), records[:, use].astype(np.int64)
+
+
+def _planes_last(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+class _PickledDtype:
+    def __init__(self, code: object) -> None:
+        self.code = code.decode("ascii") if isinstance(code, bytes) else code
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and the like, which single bytes do not have."""
+
+
+class _PickledArray:
+    values: np.ndarray | None = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, content = state
+        if not isinstance(dtype, _PickledDtype) or dtype.code not in ("u1", "|u1", "uint8"):
+            raise pickle.UnpicklingError("it has an array that is not of unsigned bytes")
+        if not isinstance(content, bytes) or math.prod(shape) != len(content):
+            raise pickle.UnpicklingError(f"it has an array of shape {shape} that is not as long as that")
+        self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+class _CifarUnpickler(pickle._Unpickler):
+    """Reads dicts, lists, numbers, strings and arrays of bytes, and makes nothing else.
+
+    Of the names in a pickle it knows those with which numpy writes an array, and stands in for each: not even numpy's own
+    functions are called, since they would take memory, or objects, on the file's word. The stand-ins are bound methods,
+    whose attributes a pickle cannot set. The base is pickle's Python version, because the one in C takes as much memory as
+    a number in the file tells it to.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {
+            ("numpy.core.multiarray", "_reconstruct"): self._array,
+            ("numpy._core.multiarray", "_reconstruct"): self._array,
+            ("numpy", "ndarray"): "ndarray",
+            ("numpy", "dtype"): self._dtype,
+            ("_codecs", "encode"): self._encode,
+        }
+        if (module, name) not in known:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no file of CIFAR does: do not use it")
+        return known[module, name]
+
+    def _array(self, *_: object) -> _PickledArray:
+        return _PickledArray()
+
+    def _dtype(self, code: object, *_: object) -> _PickledDtype:
+        return _PickledDtype(code)
+
+    def _encode(self, text: str, encoding: str = "latin1") -> bytes:
+        """How Python 3 writes bytes into a pickle that Python 2 can read."""
+        if encoding not in ("latin1", b"latin1"):
+            raise pickle.UnpicklingError(f"it has bytes that are encoded in {encoding!r}")
+        return text.encode("latin1")
+
+
+def cifar_pickle(content: bytes, where: object, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and the labels under a key, of CIFAR's Python version, which is a pickle: it is read, never obeyed."""
+    try:
+        batch = _CifarUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # pickle says of itself that damaged input may raise anything
+        raise ValueError(f"{where}: is not a batch of CIFAR ({error or type(error).__name__})") from error
+    if not isinstance(batch, dict):
+        raise ValueError(f"{where}: is a pickled {type(batch).__name__} and not the dict that a batch of CIFAR is")
+    images, labels = (batch.get(name.encode(), batch.get(name)) for name in ("data", key))
+    if not isinstance(images, _PickledArray) or images.values is None or images.values.shape[1:] != (3072,):
+        raise ValueError(f'{where}: has no array "data" of shape (images, 3072)')
+    if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**31 for label in labels):
+        raise ValueError(f'{where}: has no list "{key}" of whole numbers')
+    if len(labels) != len(images.values):
+        raise ValueError(f"{where}: has {len(images.values)} images and {len(labels)} labels")
+    return _planes_last(images.values), np.array(labels, np.int64)
+
+
+def read_npz(path: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
+    """Those arrays of an .npz file which are there; without objects, and none larger than the file can hold."""
+    found = {}
+    with _naming(path), zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        for key in keys:
+            if key in members:
+                found[key] = _read_npy(path, archive, members[key])
+    return found
+
+
+def _read_npy(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    where = f"{path}: {info.filename}"
+    try:
+        with archive.open(info) as file:
+            version = np.lib.format.read_magic(file)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = header(file)
+            if dtype.kind not in "iu":
+                raise ValueError(f"it holds {dtype}, and images and labels are whole numbers")
+            size = math.prod(shape) * dtype.itemsize
+            _check_promise(path, size, zipped=True)
+            content = _exactly(file, size, where)
+    except ValueError as error:
+        raise ValueError(str(error) if str(path) in str(error) else f"{where}: {error}") from error
+    values = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+    return values.astype(dtype.newbyteorder("="), copy=False)
+
+
+def channels_last(images: np.ndarray, where: object, channels: str | None) -> np.ndarray:
+    """Bytes (images, height, width, channels), of images that have their channels last, first, or none.
+
+    channels: "first", "last", or None: where there are 1 or 3.
+    """
+    if channels not in (None, "first", "last"):
+        raise ValueError(f'channels={channels!r}: give "first" or "last"')
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
+        raise ValueError(
+            f"{where}: is {images.dtype} of shape {images.shape}: images are bytes, uint8 of shape (images, height, width), "
+            "with the channels last or first if there are any"
+        )
+    if images.ndim == 3:
+        return images[..., None]
+    if channels is None:
+        first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
+        if first == last:
+            raise ValueError(
+                f'{where}: has the shape {images.shape}: say where the channels are, channels="first" or "last"'
+            )
+        channels = "first" if first else "last"
+    return images.transpose(0, 2, 3, 1) if channels == "first" else images
+
+
+class Tree:
+    """Named files in a folder or a .zip. `fingerprint` changes when one of them does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._archive = None if path.is_dir() else self._open_zip()
+        stamps = self._walk() if self._archive is None else self._list(self._archive)
+        self.names = sorted(stamps)
+        lines = "\n".join(f"{name}\t{stamps[name]}" for name in self.names)
+        self.fingerprint = np.frombuffer(hashlib.sha256(lines.encode(errors="surrogateescape")).digest(), np.uint8)
+
+    def _open_zip(self) -> zipfile.ZipFile:
+        with _naming(self.path):
+            return zipfile.ZipFile(self.path)
+
+    def _walk(self) -> dict[str, str]:
+        files = ((file, file.stat()) for file in self.path.rglob("*") if file.is_file())
+        return {file.relative_to(self.path).as_posix(): f"{status.st_size} {status.st_mtime_ns}" for file, status in files}
+
+    def _list(self, archive: zipfile.ZipFile) -> dict[str, str]:
+        infos = [info for info in archive.infolist() if not info.filename.endswith("/")]
+        for info in infos:
+            _check_member(self.path, info.filename, plain=not stat.S_ISLNK(info.external_attr >> 16))
+        if sum(info.file_size for info in infos) > _MOST_OF_ZIP:
+            raise ValueError(f"{self.path}: holds more than {_MOST_OF_ZIP} bytes: this is not the published archive")
+        self._infos = {info.filename.removeprefix(self.path.stem + "/"): info for info in infos}
+        return {name: f"{info.file_size} {info.CRC}" for name, info in self._infos.items()}
+
+    def read(self, name: str) -> bytes:
+        """A file's content. An archive gives no more than its list of contents says."""
+        if self._archive is None:
+            return (self.path / name).read_bytes()
+        with _naming(f"{self.path}: {name}"):
+            return self._archive.read(self._infos[name])
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a text file that are not empty."""
+        if name not in self.names:
+            raise ValueError(f"{self.path}: lacks {name}: unpack or fetch the whole archive anew")
+        return [line for line in self.read(name).decode(errors="replace").splitlines() if line.strip()]
+
+    def close(self) -> None:
+        if self._archive is not None:
+            self._archive.close()
+
+
+def decode_images(
+    names: Sequence[str], read: Callable[[str], bytes], where: Path, *, size: tuple[int, int] | None, grey: bool = False
+) -> np.ndarray:
+    """Image files as one array (images, height, width, channels).
+
+    size: (height, width) to which all are resized; None: all must have the size of the first.
+    """
+    images: np.ndarray | None = None
+    for number, name in enumerate(names):
+        image = _decoded(read(name), where / name, "L" if grey else "RGB", size)
+        if images is None:
+            images = np.empty((len(names), *image.shape), np.uint8)
+        if image.shape != images.shape[1:]:
+            (height, width), (first_height, first_width) = image.shape[:2], images.shape[1:3]
+            raise ValueError(
+                f"{where / name}: has {width} x {height} pixels, and {where / names[0]} has {first_width} x {first_height}: "
+                f"images of one size are needed, or give size={min(first_height, first_width)} to resize all"
+            )
+        images[number] = image
+    if images is None:
+        raise ValueError(f"{where}: holds no images ({', '.join(IMAGE_SUFFIXES)})")
+    return images
+
+
+def _decoded(content: bytes, where: Path, mode: str, size: tuple[int, int] | None) -> np.ndarray:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError('images are decoded with pillow, which is not installed: pip install "replastic[data]"') from error
+    try:
+        with Image.open(io.BytesIO(content), formats=_DECODERS) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are more than {_MOST_PIXELS}")
+            if image.mode not in _BYTE_MODES:
+                raise ValueError(f"pixels of kind {image.mode!r} do not fit in bytes")
+            converted = image.convert(mode)
+            if size is not None and converted.size != (size[1], size[0]):
+                converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            pixels = np.asarray(converted)
+    except Exception as error:  # decoders raise whatever they stumble over: OSError, SyntaxError, struct.error, ...
+        raise ValueError(f"{where}: cannot be read as an image ({error})") from error
+    return pixels[:, :, None] if mode == "L" else pixels
