@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -107,10 +107,14 @@ class Learner:
         self.optimizer.zero_grad()
         (loss + self.penalty()).backward()
         if clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+            nn.utils.clip_grad_norm_(self.trained(), clip)
         self.optimizer.step()
         self.after_step()
         return loss.detach()
+
+    def trained(self) -> list[Tensor]:
+        """The parameters that the optimiser holds: those whose gradients it clears, and which are clipped together."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
     def optimizer(self) -> Optimizer:
@@ -152,24 +156,32 @@ class Learner:
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
         """What the methods add to the loss; `batch` is what the step is to learn from, for methods that look at it."""
         self._see(batch)
-        asked = [method for method in self._started if type(method).penalty is not Method.penalty]
-        return sum((method.penalty(self) for method in asked), start=0.0)
+        return sum((method.penalty(self) for method in self.acting("penalty")), start=0.0)
 
     def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
         """Have the methods act after a step of the optimiser; `batch` is what the step learnt from."""
         self._see(batch)
         self._check_structure()
-        for method in self._started:
+        for method in self.acting("after_step"):
             method.after_step(self)
         self.steps += 1
         if self.taps is not None:
             self.taps.clear()
+
+    def trained_elsewhere(self, steps: int, batch: Batch) -> None:
+        """Note steps whose weights and methods' states others have written, and the last batch of them."""
+        self.steps += steps
+        self.batch, self._begun = batch, True
 
     def _see(self, batch: tuple[Any, Any] | None) -> None:
         if batch is not None:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise TypeError(f"batch is a {type(batch).__name__}, not a pair: write after_step((inputs, targets))")
             self.batch = Batch(*batch)
+
+    def acting(self, moment: Literal["at_boundary", "penalty", "after_step"]) -> list[Method]:
+        """The methods that do something at that moment of the present task, in their order."""
+        return [method for method in self._started if getattr(type(method), moment) is not getattr(Method, moment)]
 
     def evaluated(self) -> dict[str, nn.Module]:
         """The networks to be tested, by name; the first is the one that counts."""

@@ -123,9 +123,12 @@ def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
 
 def swap_(optimizer: Optimizer, old: Tensor, new: Tensor) -> None:
     """Have the optimiser train `new` in the place of `old`, of which it forgets everything."""
-    params = _group_of(optimizer, old)["params"]
-    optimizer.state.pop(old, None)
+    group = _group_of(optimizer, old)
+    params, known = group["params"], optimizer.state.pop(old, {})
     params[next(index for index, param in enumerate(params) if param is old)] = new
+    if group.get("fused") and known.get("momentum_buffer") is not None:
+        # Fused SGD takes all buffers or none; a buffer of zeros is as good as none.
+        optimizer.state[new]["momentum_buffer"] = torch.zeros_like(new)
 
 
 class Together(Optimizer):

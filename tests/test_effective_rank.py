@@ -56,3 +56,19 @@ def test_dead_features_have_a_finite_gradient() -> None:
 def test_a_vector_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a matrix"):
         effective_rank(torch.ones(3))
+
+
+def test_a_stack_of_matrices_has_the_ranks_and_gradients_of_each() -> None:
+    low = torch.randn(2, 7, 2, dtype=torch.float64) @ torch.randn(2, 2, 5, dtype=torch.float64)  # of rank 2
+    shapes = [torch.randn(2, 4, 9, dtype=torch.float64), torch.randn(2, 9, 4, dtype=torch.float64)]
+    for stack in [*shapes, low, 0 * low]:
+        together = stack.clone().requires_grad_()
+        ranks = effective_rank(together)
+        ranks.sum().backward()
+        for number, matrix in enumerate(stack):
+            alone = matrix.clone().requires_grad_()
+            rank = effective_rank(alone)
+            rank.backward()
+            assert torch.allclose(ranks[number], rank, rtol=1e-12)
+            # Singular values are square roots of eigenvalues: of 16 digits half are left to the smallest.
+            assert torch.allclose(together.grad[number], alone.grad, rtol=1e-7, atol=1e-9)

@@ -11,6 +11,8 @@ from torch import Tensor
 def effective_rank(matrix: Tensor) -> Tensor:
     """exp(-Σ p log p), p = σ/Σσ: how many singular values there are, in effect (Roy & Vetterli 2007).
 
+    matrix: one, or a stack of them, (..., rows, columns), of which each has its rank.
+
     n for a multiple of an orthogonal n x n matrix, 1 for a matrix of rank one, 0 for a matrix of zeros. Differentiable;
     directions without a singular value have no gradient.
 
@@ -19,7 +21,7 @@ def effective_rank(matrix: Tensor) -> Tensor:
     >>> effective_rank(torch.ones(4, 3))
     tensor(1.)
     """
-    if matrix.ndim != 2:
+    if matrix.ndim < 2:
         raise ValueError(f"effective_rank needs a matrix, got shape {tuple(matrix.shape)}: flatten samples into rows first")
     values = _SingularValues.apply(matrix)
     return effective_rank_of_spectrum(values).to(matrix.dtype)
@@ -27,12 +29,12 @@ def effective_rank(matrix: Tensor) -> Tensor:
 
 def effective_rank_of_spectrum(values: Tensor) -> Tensor:
     """The same from singular values; those that are exactly zero do not count."""
-    total = values.sum()
+    total = values.sum(-1, keepdim=True)
     shares = values / total.clamp_min(torch.finfo(values.dtype).tiny)
     # 0·log 0 is 0, and so is its gradient; log of 1 keeps infinities out of both.
     positive = values > 0
-    entropy = -(torch.where(positive, shares, 0) * torch.where(positive, shares, 1).log()).sum()
-    return torch.where(total > 0, entropy.exp(), torch.zeros_like(total))
+    entropy = -(torch.where(positive, shares, 0) * torch.where(positive, shares, 1).log()).sum(-1)
+    return torch.where(total.squeeze(-1) > 0, entropy.exp(), torch.zeros_like(entropy))
 
 
 class _SingularValues(torch.autograd.Function):
@@ -47,11 +49,11 @@ class _SingularValues(torch.autograd.Function):
     def forward(ctx: Any, matrix: Tensor) -> Tensor:
         with torch.autocast(matrix.device.type, enabled=False):
             exact = matrix.detach().double()
-            wide = exact.shape[0] < exact.shape[1]
+            wide = exact.shape[-2] < exact.shape[-1]
             gram = exact @ exact.mT if wide else exact.mT @ exact
             squares, vectors = torch.linalg.eigh(gram)
         squares = squares.clamp_min(0)
-        noise = torch.finfo(torch.float64).eps * max(exact.shape) * squares[-1:].clamp_min(0)
+        noise = torch.finfo(torch.float64).eps * max(exact.shape[-2:]) * squares[..., -1:].clamp_min(0)
         values = torch.where(squares > noise, squares, 0).sqrt()
         ctx.save_for_backward(matrix, vectors, values)
         ctx.wide = wide
@@ -63,6 +65,6 @@ class _SingularValues(torch.autograd.Function):
         # ∂σ_i/∂F = u_i v_iᵀ, and the vector of the larger side is F v_i/σ_i (or u_iᵀ F/σ_i).
         weights = torch.where(values > 0, gradients[0] / values.clamp_min(torch.finfo(values.dtype).tiny), 0)
         with torch.autocast(matrix.device.type, enabled=False):
-            core = (vectors * weights) @ vectors.mT
+            core = (vectors * weights.unsqueeze(-2)) @ vectors.mT
             exact = matrix.detach().double()
             return (core @ exact if ctx.wide else exact @ core).to(matrix.dtype)

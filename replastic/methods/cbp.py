@@ -86,18 +86,21 @@ class CBP(Method):
         utility, age = self.state["utility"], self.state["age"]
         utility.lerp_(contributions(learner.model, groups, tap), 1 - self.decay)
         age += 1
+        self.replace(learner, utility, age)
+
+    def replace(self, learner: Learner, utility: Tensor, age: Tensor) -> None:
+        """Start the units anew that are due after this step; utility and age: (units of all groups,), are written to."""
         self.state["step"] += 1
+        groups, sizes = learner.units.groups, self.state["sizes"]
         due = [self._due(number) for number in range(len(groups))]
-        start = sum(group.size for group in groups)
+        parts = zip(groups, due, utility.split(sizes), age.split(sizes), strict=True)
         # The last layer first: where two neighbouring units are replaced, the zeros between them are written last.
-        for number, group in reversed(list(enumerate(groups))):
-            start -= group.size
-            if due[number]:
-                of_group = slice(start, start + group.size)
-                chosen = least_useful(utility[of_group], age[of_group], due[number], self.maturity, self.decay)
+        for group, count, useful, old in reversed(list(parts)) if any(due) else ():
+            if count:
+                chosen = least_useful(useful, old, count, self.maturity, self.decay)
                 learner.reset_units(group, chosen)
-                utility[of_group].index_fill_(0, chosen, 0)
-                age[of_group].index_fill_(0, chosen, 0)
+                useful.index_fill_(0, chosen, 0)
+                old.index_fill_(0, chosen, 0)
 
     def _due(self, number: int) -> int:
         """How many units of a group are replaced in this step; keeps the books."""

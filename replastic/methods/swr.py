@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -144,14 +144,18 @@ class SWR(Method):
 
     rate: float = 1e-3  # λ; with classifier_rate, λ_f: of the feature extractor
     classifier_rate: float | None = None  # λ_c, of all linear layers (the last, in an MLP); None: the same as rate
-    reinit: bool = False  # "SWR + re-init": take the norms anew when the learning rate decays (a captured graph cannot)
-    capturable: ClassVar[bool] = True
+    reinit: bool = False  # "SWR + re-init": take the norms anew when the learning rate decays
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._layers = Kept(self._find)
         self.require("rate", 0 <= self.rate <= 1, "between 0 and 1")
         self.require("classifier_rate", self.classifier_rate is None or 0 <= self.classifier_rate <= 1, "between 0 and 1")
+
+    @property
+    def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Not with `reinit`, for which the host has to look at the learning rate."""
+        return not self.reinit
 
     def start(self, learner: Learner) -> None:
         chain, _ = self._layers.of(learner)
