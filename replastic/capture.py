@@ -1,0 +1,244 @@
+"""Steps as a CUDA graph: the whole step is recorded once and replayed, so that no kernel waits for Python.
+
+A replay takes nothing from the host: the order of an epoch's samples lies in a tensor, and a counter beside it, which the
+graph itself moves on, says where it stands. What a graph cannot hold runs between replays: methods that look at the data
+(`Method.capturable` is False) and all that come after them, optimisers whose steps need the host. A graph is of one task and
+one optimiser; at a boundary, where methods may have changed the module tree, it is recorded anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .guards import several
+from .learner import Learner
+from .method import Method
+from .steps import EagerSteps
+from .streams.images import ImageTask
+from .task import Batch, Task
+from .training import Training
+from .units import original
+
+_PIECE = 2  # steps from one run's turn to the next: kernels of two runs overlap best if both wait at the device's door
+_WARM_UP = 3  # real steps before a graph is recorded: libraries choose their kernels, optimisers make their state
+
+
+class CapturedSteps(EagerSteps):
+    """Steps of image tasks, replayed on CUDA; `compiled`: of the model as torch.compile makes it.
+
+    The odd last batch of an epoch, and tasks that are not of images, run eagerly.
+    """
+
+    def __init__(self, learner: Learner, training: Training, *, compiled: bool) -> None:
+        super().__init__(learner, training)
+        self.compiled = compiled
+        self.stream = torch.cuda.Stream(learner.device)
+        self._forward: Callable[..., Any] | None = None
+        self._recorded: _Recording | None = None
+        self._warm = 0
+
+    @property
+    def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """How the last steps were run."""
+        recorded = self._recorded
+        return "eager" if recorded is None else f"{'compiled ' if self._uses_compiler() else ''}graph, {recorded.holds}"
+
+    def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
+        if not isinstance(task, ImageTask) or not _penalties_fit(self.learner):
+            self._recorded = None
+            yield from super().pieces(task, generator)
+            return
+        learner, (whole, rest) = self.learner, divmod(len(task.examples), task.batch)
+        learner.model.train()
+        with self._at_work():
+            order = task.order(generator).pin_memory().to(learner.device, non_blocking=True)
+            recording = self._recording_of(task)
+            recording.order.copy_(order)
+            recording.at.zero_()
+            self.totals.clear()
+        for start in range(0, whole, _PIECE):
+            with self._at_work():
+                for _ in range(start, min(start + _PIECE, whole)):
+                    self._one(recording)
+            yield None
+        with self._at_work():
+            if rest:
+                self.step(task, Batch(*task.examples.batch(order[-rest:])))
+            means = self.totals.means(len(task.examples), counted=True)
+        yield means
+
+    def evaluate(self, task: Task, network: nn.Module) -> Mapping[str, float | Tensor]:
+        if self._recorded is None or self._recorded.task is not task or network is not self.learner.model:
+            return super().evaluate(task, network)
+        with self._at_work():
+            return self._recorded.evaluate(lambda: super(CapturedSteps, self).evaluate(task, network))
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        with self._aside(), self.training.arithmetic(self.learner.device):
+            yield
+
+    def _aside(self) -> AbstractContextManager[Any]:
+        """A stream other than the default one, which a graph cannot be recorded on."""
+        current = torch.cuda.current_stream(self.learner.device)
+        if current != torch.cuda.default_stream(self.learner.device):
+            return torch.cuda.stream(current)
+        return _Beside(self.stream, current)
+
+    def _uses_compiler(self) -> bool:
+        return self.compiled and self.learner.taps is None  # a tap's hooks would be compiled in, and taps come and go
+
+    def forward(self) -> Callable[..., Any]:
+        """The model, or what the compiler made of it."""
+        if not self._uses_compiler():
+            return self.learner.model
+        if self._forward is None:
+            self._forward = torch.compile(original(self.learner.model), dynamic=False)
+        return self._forward
+
+    def _recording_of(self, task: ImageTask) -> _Recording:
+        known = self._recorded
+        if known is None or known.task is not task or known.optimizer is not self.learner.optimizer:
+            self._recorded = None  # first of all: its memory is let go
+            self._recorded = _Recording(self, task)
+        assert self._recorded is not None
+        return self._recorded
+
+    def _one(self, recording: _Recording) -> None:
+        if self._warm < _WARM_UP:
+            self._warm += 1
+            recording.run()
+        elif recording.graph is None:
+            recording.record()
+        if recording.graph is not None:
+            recording.graph.replay()
+            recording.show_taps()
+        self._between(recording)
+
+    def _between(self, recording: _Recording) -> None:
+        """What the graph does not hold."""
+        learner = self.learner
+        if not recording.whole:
+            learner.optimizer.step()
+        learner.batch = recording.batch
+        for method in recording.eager:
+            method.after_step(learner)
+        learner.steps += 1
+        if learner.taps is not None:
+            learner.taps.clear()
+
+
+class _Recording:
+    """The graph of a task's step, and the tensors that it reads."""
+
+    def __init__(self, steps: CapturedSteps, task: ImageTask) -> None:
+        learner, device = steps.learner, steps.learner.device
+        self.steps, self.task, self.optimizer = steps, task, learner.optimizer
+        self.order = torch.empty(len(task.examples), dtype=torch.int64, device=device)
+        self.at = torch.zeros((), dtype=torch.int64, device=device)
+        self.within = torch.arange(task.batch, device=device)
+        self.whole = capturable(learner.optimizer)
+        acting = learner.acting("after_step") if self.whole else []
+        self.captured: list[Method] = list(itertools.takewhile(lambda method: method.capturable, acting))
+        self.eager: list[Method] = learner.acting("after_step")[len(self.captured) :]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.batch: Batch | None = None
+        self._seen: dict[str, Tensor] = {}
+        self._tests: torch.cuda.CUDAGraph | None = None
+        self._figures: dict[str, Tensor] = {}
+
+    @property
+    def holds(self) -> str:
+        """What of a step is in the graph."""
+        if not self.whole:
+            return "gradients"
+        return "whole step" if not self.eager else "all but " + ", ".join(type(method).__name__ for method in self.eager)
+
+    def run(self) -> None:
+        """One step, up to what is left to the host."""
+        steps, learner = self.steps, self.steps.learner
+        chosen = self.order.index_select(0, self.within + self.at * self.task.batch)
+        self.batch = Batch(*self.task.examples.batch(chosen))
+        loss, right = steps.gradients(self.task, self.batch, steps.forward())
+        if self.whole:
+            learner.optimizer.step()
+        for method in self.captured:
+            method.after_step(learner)
+        steps.totals.add(loss, right, self.task.batch)
+        self.at.add_(1)
+
+    def record(self) -> None:
+        learner = self.steps.learner
+        learner.optimizer.zero_grad(set_to_none=True)  # gradients are made anew in the graph's own memory
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(learner.device)):
+            self.run()
+        self._seen = dict(learner.taps.inputs) if learner.taps is not None else {}
+
+    def evaluate(self, figures_of: Callable[[], Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Figures of the model, from a graph of their own; copies, because the next replay writes over them."""
+        if self._tests is None:
+            self._tests = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._tests, stream=torch.cuda.current_stream(self.steps.learner.device)):
+                self._figures = dict(figures_of())
+        self._tests.replay()
+        return {name: figure.clone() for name, figure in self._figures.items()}
+
+    def show_taps(self) -> None:
+        """What units did in a replay lies where it lay when the graph was recorded."""
+        taps = self.steps.learner.taps
+        if taps is not None:
+            taps.inputs.update(self._seen)
+
+
+def capturable(optimizer: Optimizer) -> bool:
+    """Whether its step can be part of a graph: rates and counters on the device."""
+    return all(
+        isinstance(group["lr"], Tensor)
+        and (group.get("capturable") or (isinstance(one, torch.optim.SGD) and group["fused"]))
+        for one in several(optimizer)
+        for group in one.param_groups
+    )
+
+
+def _penalties_fit(learner: Learner) -> bool:
+    return all(method.capturable for method in learner.acting("penalty"))
+
+
+class _Beside:
+    """Work on another stream, in order with the one that was current before and is after."""
+
+    def __init__(self, stream: torch.cuda.Stream, current: torch.cuda.Stream) -> None:
+        self.stream, self.current = stream, current
+
+    def __enter__(self) -> None:
+        self.stream.wait_stream(self.current)
+        self._context = torch.cuda.stream(self.stream)
+        self._context.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._context.__exit__(*exception)
+        self.current.wait_stream(self.stream)
+
+
+class CompiledSteps(EagerSteps):
+    """Eager steps of the model as torch.compile makes it, for devices without graphs."""
+
+    path = "compiled"
+
+    def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
+        if self.learner.taps is None:
+            forward = self._compiled(original(self.learner.model))
+        return super().gradients(task, batch, forward)
+
+    def _compiled(self, model: nn.Module) -> Callable[..., Any]:
+        if getattr(self, "_model", None) is not model:
+            self._model, self._forward = model, torch.compile(model, dynamic=False)
+        return self._forward

@@ -1,0 +1,161 @@
+"""The supervised loop: a learner goes through a stream of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .capture import CapturedSteps, CompiledSteps
+from .learner import Learner
+from .measuring import Measuring
+from .steps import EagerSteps
+from .task import Task
+from .training import Training
+
+Position = tuple[int, int]  # (number of the task, epochs of it that are done)
+
+
+class Row:
+    """What is known at the end of an epoch. Its figures may still be on their way from the device: `read` waits for them.
+
+    Whoever writes rows reads one only when the next is there, and training never waits for it.
+    """
+
+    def __init__(self, known: Mapping[str, Any], figures: Mapping[str, float | Tensor]) -> None:
+        self.known, self._names = dict(known), list(figures)
+        self._values: Any = list(figures.values())
+        self._event: torch.cuda.Event | None = None
+        if any(isinstance(value, Tensor) and value.is_cuda for value in self._values):
+            device = next(value.device for value in self._values if isinstance(value, Tensor) and value.is_cuda)
+            packed = torch.stack([torch.as_tensor(value, device=device).detach().double() for value in self._values])
+            self._values = torch.empty(len(packed), dtype=torch.float64, pin_memory=True).copy_(packed, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    @property
+    def position(self) -> Position:
+        return self.known["task"], self.known["epoch"]
+
+    def read(self) -> dict[str, Any]:
+        """All of it, as numbers."""
+        if self._event is not None:
+            self._event.synchronize()
+        return {**self.known, **{name: float(value) for name, value in zip(self._names, self._values, strict=True)}}
+
+
+def train(
+    learner: Learner,
+    tasks: Sequence[Task],
+    training: Training,
+    *,
+    seed: int = 0,
+    done: Position = (0, 0),
+    measuring: Measuring | None = None,
+) -> Iterator[Row]:
+    """Train on one task after the other; gives a row right after each boundary (epoch 0), and after each epoch.
+
+    The order of the data comes from `seed`, the task's number and the epoch's alone. Between two rows the caller may save
+    `learner.state_dict()`; a learner that has loaded it goes on with done=row.position, bit for bit.
+
+    >>> from torch import nn
+    >>> data = [(torch.randn(8, 4), torch.randint(2, (8,)))]
+    >>> tasks = [Task(name, lambda generator: data, nn.functional.cross_entropy, epochs=2) for name in "ab"]
+    >>> model, settings = nn.Linear(4, 2), Training(renew_optimizer=True)
+    >>> learner = Learner(model, settings.make_optimizer(model))
+    >>> [row.position for row in train(learner, tasks, settings)]
+    [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    """
+    pieces = train_in_pieces(learner, tasks, training, seed=seed, done=done, measuring=measuring)
+    return (row for row in pieces if row is not None)
+
+
+def train_in_pieces(
+    learner: Learner,
+    tasks: Sequence[Task],
+    training: Training,
+    *,
+    seed: int = 0,
+    done: Position = (0, 0),
+    measuring: Measuring | None = None,
+) -> Iterator[Row | None]:
+    """The same, with None wherever another run on the same GPU may have its turn."""
+    steps = steps_for(learner, training)
+    for number in range(done[0], len(tasks)):
+        task = tasks[number]
+        first = done[1] if number == done[0] else 0
+        if first == 0:
+            before = _begin(learner, task, training, measuring)
+            yield _row(steps, number, task, 0, {}, measuring, before)
+        for epoch in range(first, task.epochs):
+            training.set_rate(learner.optimizer, epoch, task.epochs)
+            figures: dict[str, Tensor] = {}
+            for means in steps.pieces(task, order_of(seed, number, epoch)):
+                if means is None:
+                    yield None
+                else:
+                    figures = means
+            if (epoch + 1) % training.evaluate_every == 0 or epoch + 1 == task.epochs:
+                yield _row(steps, number, task, epoch + 1, figures, measuring)
+
+
+def _begin(learner: Learner, task: Task, training: Training, measuring: Measuring | None) -> dict[str, Tensor] | None:
+    """Step over the boundary to a task; returns the weights before it, if a measure wants to compare."""
+    before = measuring.reference(learner) if measuring is not None else None
+    if training.renew_optimizer:
+        learner.forget(learner.parameters.values())  # keeps its tensors, and with them captured graphs
+    with training.arithmetic(learner.device):
+        learner.begin(task)
+    return before
+
+
+def _row(
+    steps: EagerSteps,
+    number: int,
+    task: Task,
+    epoch: int,
+    figures: Mapping[str, float | Tensor],
+    measuring: Measuring | None,
+    before: dict[str, Tensor] | None = None,
+) -> Row:
+    learner = steps.learner
+    known: dict[str, Any] = {"task": number, "epoch": epoch, "step": learner.steps}
+    known |= {"name": task.name} if epoch == 0 else {"path": steps.path}
+    tested = _evaluated(steps, task)
+    if measuring is not None and measuring.due(number, epoch, task.epochs):
+        with steps.training.arithmetic(learner.device):
+            known["measures"] = measuring.take(learner, task, before)
+    return Row(known, {**figures, **tested})
+
+
+def _evaluated(steps: EagerSteps, task: Task) -> dict[str, float | Tensor]:
+    """The task's figures of the network that counts, and of others under their names."""
+    figures: dict[str, float | Tensor] = {}
+    if task.evaluate is not None:
+        for place, (name, network) in enumerate(steps.learner.evaluated().items()):
+            found = steps.evaluate(task, network)
+            figures |= found if place == 0 else {f"{name}_{figure}": value for figure, value in found.items()}
+    return figures
+
+
+def order_of(seed: int, task: int, epoch: int) -> torch.Generator:
+    """The generator of one epoch's order. It has no past: a run that goes on needs nothing but the numbers."""
+    mixed = np.random.SeedSequence((seed, task, epoch)).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(mixed[0] >> 1))
+
+
+def steps_for(learner: Learner, training: Training) -> EagerSteps:
+    """The way of running steps that a path asks for, on the learner's device."""
+    on_gpu = learner.device.type == "cuda"
+    if training.path == "eager" or (training.path == "auto" and not on_gpu):
+        return EagerSteps(learner, training)
+    if training.path == "compiled" and not on_gpu:
+        return CompiledSteps(learner, training)
+    if not on_gpu:
+        raise ValueError(
+            f'training: path = "graph" needs CUDA, and the model is on {learner.device}: use "auto", "eager" or "compiled"'
+        )
+    return CapturedSteps(learner, training, compiled=training.path == "compiled")
