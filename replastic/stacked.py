@@ -67,7 +67,7 @@ class Stack:
         self.device = self.learners[0].device
         self.model = _skeleton(original(self.learners[0].model))
         for learner in self.learners:
-            check_methods(learner)
+            check_methods(learner.methods)
         self._check()
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._seen: list[ImageTask] = []  # tasks whose loss was found to be one and the same

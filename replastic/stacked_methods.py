@@ -38,10 +38,10 @@ class Member:
     learner: Learner
 
 
-def check_methods(learner: Learner) -> None:
-    """Raise unless all that the learner's methods do in a step can be done for many at once."""
-    ours = [method for method in learner.methods if type(method) in (L2, CBP, ER)]
-    for method in learner.methods:
+def check_methods(methods: Sequence[Method]) -> None:
+    """Raise unless all that a learner's methods do in a step can be done for many at once."""
+    ours = [method for method in methods if type(method) in (L2, CBP, ER)]
+    for method in methods:
         kind = type(method)
         in_steps = kind.penalty is not Method.penalty or kind.after_step is not Method.after_step
         if in_steps and not any(method is known for known in ours):

@@ -37,7 +37,7 @@ class Totals:
 class EagerSteps:
     """The steps of a learner, an epoch at a time."""
 
-    path = "eager"
+    path: str = "eager"  # how steps are run, for the record
 
     def __init__(self, learner: Learner, training: Training) -> None:
         self.learner, self.training = learner, training

@@ -88,8 +88,9 @@ def train_in_pieces(
         task = tasks[number]
         first = done[1] if number == done[0] else 0
         if first == 0:
-            before = _begin(learner, task, training, measuring)
-            yield _row(steps, number, task, 0, {}, measuring, before)
+            before = measuring.reference(learner) if measuring is not None else None
+            begin_task(learner, task, training)
+            yield row_of(steps, number, task, 0, {}, measuring, before)
         for epoch in range(first, task.epochs):
             training.set_rate(learner.optimizer, epoch, task.epochs)
             figures: dict[str, Tensor] = {}
@@ -99,20 +100,18 @@ def train_in_pieces(
                 else:
                     figures = means
             if (epoch + 1) % training.evaluate_every == 0 or epoch + 1 == task.epochs:
-                yield _row(steps, number, task, epoch + 1, figures, measuring)
+                yield row_of(steps, number, task, epoch + 1, figures, measuring)
 
 
-def _begin(learner: Learner, task: Task, training: Training, measuring: Measuring | None) -> dict[str, Tensor] | None:
-    """Step over the boundary to a task; returns the weights before it, if a measure wants to compare."""
-    before = measuring.reference(learner) if measuring is not None else None
+def begin_task(learner: Learner, task: Task, training: Training) -> None:
+    """Step over the boundary to a task."""
     if training.renew_optimizer:
         learner.forget(learner.parameters.values())  # keeps its tensors, and with them captured graphs
     with training.arithmetic(learner.device):
         learner.begin(task)
-    return before
 
 
-def _row(
+def row_of(
     steps: EagerSteps,
     number: int,
     task: Task,
@@ -121,6 +120,7 @@ def _row(
     measuring: Measuring | None,
     before: dict[str, Tensor] | None = None,
 ) -> Row:
+    """What is known after an epoch of a task, right after its boundary if that is 0."""
     learner = steps.learner
     known: dict[str, Any] = {"task": number, "epoch": epoch, "step": learner.steps}
     known |= {"name": task.name} if epoch == 0 else {"path": steps.path}
@@ -150,7 +150,7 @@ def order_of(seed: int, task: int, epoch: int) -> torch.Generator:
 def steps_for(learner: Learner, training: Training) -> EagerSteps:
     """The way of running steps that a path asks for, on the learner's device."""
     on_gpu = learner.device.type == "cuda"
-    if training.path == "eager" or (training.path == "auto" and not on_gpu):
+    if training.path == "eager" or (training.path in ("auto", "stacked") and not on_gpu):
         return EagerSteps(learner, training)
     if training.path == "compiled" and not on_gpu:
         return CompiledSteps(learner, training)

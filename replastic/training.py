@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from .linalg.products import float32_convolutions, float32_precision
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Precision = Literal["float32", "tf32", "bfloat16"]
-Path = Literal["auto", "eager", "graph", "compiled"]
+Path = Literal["auto", "eager", "graph", "compiled", "stacked"]
 Anneal = Literal["none", "linear", "cosine"]
 
 
@@ -33,8 +33,9 @@ class Training:
     clip: the largest norm of the gradient, of loss and penalties together.
     precision: "float32" is IEEE's, "tf32" its faster relative on GPUs, "bfloat16" autocast (weights stay in float32).
     path: how steps are run. "eager": one operation after the other, the reference; "graph": captured as a CUDA graph;
-        "compiled": torch.compile, and on CUDA captured as well. "auto": what is fastest without waiting for a compiler:
-        "graph" on CUDA, "eager" elsewhere.
+        "compiled": torch.compile, and on CUDA captured as well; "stacked": arms and seeds of an experiment as one batched
+        model (see `stacked`), where their methods allow it. "auto": what is fastest without waiting for a compiler: "graph"
+        on CUDA, "eager" elsewhere, and for arms that do not fit into a stack.
     evaluate_every: epochs from one row to the next; a task's last epoch always has one.
     """
 
@@ -68,7 +69,7 @@ class Training:
             ("decay_by", 0 < self.decay_by <= 1, "above 0 and at most 1"),
             ("anneal", self.anneal in ("none", "linear", "cosine"), '"none", "linear" or "cosine"'),
             ("precision", self.precision in ("float32", "tf32", "bfloat16"), '"float32", "tf32" or "bfloat16"'),
-            ("path", self.path in ("auto", "eager", "graph", "compiled"), '"auto", "eager", "graph" or "compiled"'),
+            ("path", self.path in get_args(Path), " or ".join(f'"{path}"' for path in get_args(Path))),
             ("evaluate_every", self.evaluate_every >= 1, "1 epoch or more"),
         ):
             if not holds:

@@ -291,3 +291,15 @@ def test_half_written_things_are_cleaned_and_nothing_else(tmp_path: Path) -> Non
     (tmp_path / "mine.part").write_text("")
     clean(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"s", "mine.part"}
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3, 4, 4), (1, 3, 4, 4), (2, 3, 1, 1), (5, 1), (1, 1, 1, 1)])
+def test_strides_come_back_also_where_they_mean_nothing(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Images of one channel can be taken for channels first or last; which it is decides how they are convolved."""
+    plain = torch.randn(shape)
+    last = plain.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if plain.ndim == 4 else plain.T.contiguous().T
+    snapshot.save(tmp_path / "it", {"plain": plain, "last": last, "odd": torch.randn(6, 4)[::2]})
+    loaded = snapshot.load(tmp_path / "it")
+    for name, tensor in {"plain": plain, "last": last}.items():
+        assert torch.equal(loaded[name], tensor)
+        assert loaded[name].stride() == tensor.stride()

@@ -216,6 +216,12 @@ class _Tensors:
         packed: dict[str, Any] = {"$tensor": name}
         if stored.order != sorted(stored.order):
             packed["order"] = stored.order
+        # Axes of one entry have strides, too, which say nothing and yet decide which algorithm a convolution takes.
+        if (
+            tensor.permute(stored.order).is_contiguous()
+            and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
+        ):
+            packed["strides"] = list(tensor.stride())
         return packed | ({"complex": True} if tensor.is_complex() else {})
 
 
@@ -236,20 +242,22 @@ class _Unpacker:
             return {key: self(item) for key, item in packed.items()}
         value = packed[tag]
         if tag == "$tensor":
-            return self._tensor(value, packed.get("order"), packed.get("complex", False))
+            return self._tensor(value, packed.get("order"), packed.get("strides"), packed.get("complex", False))
         if tag == "$tuple":
             return tuple(self(item) for item in value)
         if tag == "$float":
             return struct.unpack(">d", bytes.fromhex(value))[0]
         return {key: self(item) for key, item in value}
 
-    def _tensor(self, name: str, order: list[int] | None, paired: bool) -> Tensor:
+    def _tensor(self, name: str, order: list[int] | None, strides: list[int] | None, paired: bool) -> Tensor:
         if name not in self._made:
             tensor = self.stored[name]
             tensor = torch.view_as_complex(tensor) if paired else tensor
             if order is not None:
                 tensor = tensor.permute([order.index(dim) for dim in range(len(order))])
-            self._made[name] = tensor.clone()  # memory of its own: safetensors' is the file, which may be deleted or cut
+            # Memory of its own: safetensors' is the file, which may be deleted or cut.
+            own = tensor.clone() if strides is None else torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+            self._made[name] = own.copy_(tensor)
         return self._made[name]
 
 

@@ -1,0 +1,245 @@
+"""An experiment as a strict TOML file: what may stand in it, and what it means.
+
+    name = "FIRE, figure 2a"
+    seeds = [1, 2, 3]
+
+    [data]
+    name = "cifar10"
+
+    [model]
+    name = "resnet"
+
+    [protocol]
+    name = "warm_start"
+    epochs = [1000, 100]
+
+    [training]
+    renew_optimizer = true
+    learning_rate = 1e-3
+
+    [arms.base]
+
+    [arms.FIRE]
+    method = "fire"
+    steps = 10
+
+Options beside a `name` are the arguments of what is named. A key that nothing uses is an error with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from .measuring import Measuring
+from .methods import METHODS
+from .models import FROM_IMAGES, MODELS
+from .options import OptionError, check_keys, check_options, check_type, nearest
+from .streams.data import DATA_SETS
+from .streams.protocols import PROTOCOLS
+from .training import Training
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of training: methods by name with their settings, and what of [training] is different.
+
+    grid_of, point: of an arm that is a point of a grid, the name that stands in the file, and the values.
+    """
+
+    methods: tuple[tuple[str, Table], ...] = ()
+    training: Table = field(default_factory=dict)
+    grid_of: str = ""
+    point: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When a run is saved. It has no influence on results.
+
+    minutes: from one save to the next, at the end of an epoch.
+    boundaries: also at the end of every task.
+    """
+
+    minutes: float = 10.0
+    boundaries: bool = True
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All of a file. `data`, `model` and `protocol` are names with options."""
+
+    name: str
+    seeds: tuple[int, ...]
+    data: tuple[str, Table]
+    model: tuple[str, Table]
+    protocol: tuple[str, Table]
+    training: Training
+    arms: Mapping[str, Arm]
+    measures: Measuring | None = None
+    validation: int = 0
+    about: str = ""
+    metric: str = "test_accuracy"
+    share_first_task: bool = True
+    checkpoints: Checkpoints = Checkpoints()
+
+
+def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
+    """The experiment in a TOML file; `changes` such as "training.batch=128" stand above what it says."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode()
+    except OSError as problem:
+        raise OptionError(f"{path}: {problem.strerror or problem}; give the path of an experiment's TOML file") from problem
+    except UnicodeDecodeError as problem:
+        raise OptionError(f"{path} is no text in UTF-8: give the path of an experiment's TOML file") from problem
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise OptionError(f"{path}: {problem}") from problem
+    for change in changes:
+        _change(table, change)
+    try:
+        return parse(table)
+    except OptionError as problem:
+        raise OptionError(f"{path}: {problem}") from problem
+
+
+def parse(table: Table) -> Experiment:
+    """The experiment that a table, as read from TOML, describes."""
+    known = ["name", "about", "seeds", "metric", "share_first_task", "data", "model", "protocol", "training", "measures",
+             "checkpoints", "arms"]  # fmt: skip
+    required = ["name", "seeds", "data", "model", "protocol", "training", "arms"]
+    check_keys(table, known, "the file", required)
+    plain = {"name": str, "about": str, "seeds": list[int], "metric": str, "share_first_task": bool}
+    for key, kind in plain.items():
+        if key in table:
+            check_type(table[key], kind, key)
+    if not table["seeds"] or len(set(table["seeds"])) < len(table["seeds"]):
+        raise OptionError(f"seeds = {table['seeds']!r}: give at least one, each once")
+    data = dict(_table(table["data"], "[data]"))
+    validation = data.pop("validation", 0)
+    check_type(validation, int, "[data] validation")
+    training = made(Training, _table(table["training"], "[training]"), "[training]")
+    return Experiment(
+        name=table["name"],
+        seeds=tuple(table["seeds"]),
+        data=_named(data, DATA_SETS, "[data]", given=("root", "download")),
+        model=_named(table["model"], MODELS, "[model]", given=FROM_IMAGES),
+        protocol=_named(table["protocol"], PROTOCOLS, "[protocol]", given=("data", "seed", "batch")),
+        training=training,
+        measures=made(Measuring, _table(table["measures"], "[measures]"), "[measures]") if "measures" in table else None,
+        validation=validation,
+        about=table.get("about", ""),
+        metric=table.get("metric", "test_accuracy"),
+        share_first_task=table.get("share_first_task", True),
+        checkpoints=made(Checkpoints, _table(table.get("checkpoints", {}), "[checkpoints]"), "[checkpoints]"),
+        arms=_arms(_table(table["arms"], "[arms]"), training),
+    )
+
+
+def _arms(table: Table, training: Training) -> dict[str, Arm]:
+    arms: dict[str, Arm] = {}
+    for name, given in table.items():
+        where = f"[arms.{name}]"
+        arm = dict(_table(given, where))
+        changed, grid = _table(arm.pop("training", {}), where + " training"), _table(arm.pop("grid", {}), where + " grid")
+        made(Training, {**_fields(training), **changed}, where + " training")
+        if "methods" in arm:
+            check_keys(arm, ["methods", "training", "grid"], where)
+            if not isinstance(arm["methods"], list):
+                raise OptionError(f'{where} methods: give a list, as in methods = [{{ method = "fire" }}]')
+            tables = [dict(_table(entry, where)) for entry in arm["methods"]]
+        else:
+            tables = [arm] if arm else []
+        for label, values in _points(grid, where):
+            chosen = [{**entry, **values} for entry in tables[:1]] + tables[1:]
+            if values and not tables:
+                raise OptionError(f"{where} grid: there is no method whose settings it could be of")
+            arms[f"{name}, {label}" if label else name] = Arm(
+                tuple(_named(entry, METHODS, where, key="method") for entry in chosen),
+                dict(changed),
+                grid_of=name if values else "",
+                point=values,
+            )
+    if not arms:
+        raise OptionError("[arms] has none: write [arms.base] for training without any method")
+    return arms
+
+
+def _points(grid: Table, where: str) -> list[tuple[str, dict[str, Any]]]:
+    """Every point of a grid, with a name; of an empty one, the one point."""
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise OptionError(f"{where} grid: {key} = {values!r}; give a list of values")
+    points = itertools.product(*grid.values())
+    named = (dict(zip(grid, values, strict=True)) for values in points)
+    return [(", ".join(f"{key}={value}" for key, value in point.items()), point) for point in named]
+
+
+# Names and options, checked against what they are for
+
+
+def _named(
+    table: Any, known: Mapping[str, Callable[..., Any]], where: str, *, given: Sequence[str] = (), key: str = "name"
+) -> tuple[str, Table]:
+    """A name and its options; `given` are arguments that the file does not set."""
+    options = dict(_table(table, where))
+    if key not in options:
+        raise OptionError(f"{where} has no {key}: give one of {', '.join(known)}")
+    name = options.pop(key)
+    if name not in known:
+        raise OptionError(f"{where} {key} = {name!r}: {nearest(str(name), known)}")
+    check_options(known[name], options, f"{where} {name}", given=given)
+    return name, options
+
+
+def made(kind: type[Any], table: Table, where: str) -> Any:
+    """A dataclass of settings from a table."""
+    hints = get_type_hints(kind)
+    fields = {item.name: item for item in dataclasses.fields(kind) if item.init}
+    needed = [
+        name
+        for name, item in fields.items()
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+    ]
+    check_keys(table, list(fields), where, needed)
+    for name, value in table.items():
+        check_type(value, hints[name], f"{where} {name}")
+    try:
+        return kind(**table)
+    except ValueError as problem:
+        raise OptionError(str(problem)) from problem
+
+
+def _table(given: Any, where: str) -> Table:
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{where} is {given!r}: make it a table")
+    return given
+
+
+def _fields(settings: Any) -> dict[str, Any]:
+    return {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
+
+
+def _change(table: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # words need no quotes on a command line
+    if not equals or not key.strip():
+        raise OptionError(f"--set {change!r}: write it as section.key=value, as in training.batch=128")
+    *path, last = key.strip().split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise OptionError(f"--set {change!r}: {part} is no table of the file")
+    table[last] = value

@@ -1,0 +1,193 @@
+"""A run that goes on: from its record, through training, back into its record."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .record import Record, load_checkpoint
+from .record import read as read_run
+from .runs import RunSpec
+from .task import Task
+from .train import Position, Row, train_in_pieces
+
+_ROWS_ON_THEIR_WAY = 1  # left unread while training goes on, so that it need not wait for the device
+
+
+class Running:
+    """Trains a run, a piece at each `advance`, so that several can take turns on one GPU; or keeps what others train in it.
+
+    first: the run of a first task that this one shares with others; if it has finished, this one goes on from there.
+    retry: a run that has failed goes on from where it was saved last.
+    """
+
+    def __init__(
+        self,
+        run: RunSpec,
+        out: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        root: str | Path | None = None,
+        first: RunSpec | None = None,
+        retry: bool = False,
+    ) -> None:
+        self.run, self.out, self.root, self.first = run, Path(out), root, first
+        self.device = torch.device(device)
+        self.record = Record.open(self.out / run.folder, config=run.config(), seed=run.seed, arm=run.arm)
+        try:
+            if retry and self.record.status == "failed":
+                self.record.retry()
+            self._saved = None if self.ended else self.record.resume()  # raises if it is damaged, and changes nothing
+        except BaseException:
+            self.record.close()
+            raise
+        self.last: dict[str, Any] = {}  # the last row that was written
+        self.tasks: Sequence[Task] = ()  # until it begins
+        self._rows: Iterator[Row | None] | None = None
+        self._waiting: deque[Row] = deque()
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._random: dict[str, torch.Tensor] | None = None
+        self._saved_at = time.monotonic()
+
+    @property
+    def status(self) -> str:
+        """ "new", "started", "finished", "diverged" or "failed"."""
+        return self.record.status
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("finished", "diverged", "failed")
+
+    def advance(self) -> bool:
+        """Train a piece; whether there is more to do. What goes wrong is recorded, and ends this run alone."""
+        if self.ended:
+            return False
+        try:
+            with self._in_its_own_world():
+                self._next_piece()
+        except Exception:
+            self._write(left=0)
+            if not self.ended:
+                self.record.end("failed", traceback.format_exc())
+        return not self.ended
+
+    def finish(self) -> str:
+        """Train to the end; returns the status."""
+        while self.advance():
+            pass
+        return self.status
+
+    def close(self) -> None:
+        """Let go of the folder; a run that has not ended can go on later."""
+        self.record.close()
+
+    def prepare(self) -> Position:
+        """Make the learner and its tasks, and go to where the run was left; returns that place."""
+        torch.manual_seed(self.run.seed)  # what dropout draws; first weights and orders have seeds of their own
+        self.learner, self.tasks = self.run.build(device=self.device, root=self.root)
+        if self._saved is not None:
+            (position, state), self._saved = self._saved, None
+            self.learner.load_state_dict(state["learner"], task=self.tasks[position["task"]])
+            _set_random(state["random"])
+            return position["task"], position["epoch"]
+        return self._adopt(self.first) if self.first is not None else (0, 0)
+
+    def take(self, row: Row) -> None:
+        """Keep a row; save the run if it is time to."""
+        self._waiting.append(row)
+        if self._is_due(row.position):
+            self._save(row.position)
+        else:
+            self._write(left=_ROWS_ON_THEIR_WAY)
+
+    def complete(self) -> None:
+        """Say that all has been trained."""
+        self._write(left=0)
+        if not self.ended:
+            self.record.end("finished")
+
+    def _next_piece(self) -> None:
+        if self._rows is None:
+            done, settings = self.prepare(), self.run.experiment.measures
+            self._rows = train_in_pieces(
+                self.learner, self.tasks, self.run.training, seed=self.run.seed, done=done, measuring=settings
+            )
+        row = next(self._rows, self)  # which stands for the end: None is a pause
+        if row is self:
+            self.complete()
+        elif isinstance(row, Row):
+            self.take(row)
+
+    def _adopt(self, first: RunSpec) -> Position:
+        """Take over a first task that another run has trained: its rows, its weights, its optimiser's state."""
+        folder = self.out / first.folder
+        if not (folder / "run.json").exists() or read_run(folder).status != "finished":
+            return (0, 0)
+        position, state = load_checkpoint(folder)
+        for row in read_run(folder).rows:
+            self.record.add(row)
+        mine = self.learner.state_dict()
+        state["learner"] |= {"methods": mine["methods"], "generator": mine["generator"]}
+        self.learner.load_state_dict(state["learner"], task=self.tasks[0])
+        _set_random(state["random"])
+        return position["task"], position["epoch"]
+
+    def _write(self, *, left: int) -> None:
+        """Write the rows that wait, all but the last few."""
+        while len(self._waiting) > left and not self.ended:
+            self.last = self._waiting.popleft().read()
+            self.record.add(self.last)
+            if not math.isfinite(self.last.get("loss", 0.0)):
+                place = f"task {self.last['task']}, epoch {self.last['epoch']}"
+                self.record.end("diverged", f"the loss is {self.last['loss']} in {place}")
+
+    def _is_due(self, position: Position) -> bool:
+        number, epoch = position
+        settings = self.run.experiment.checkpoints
+        if epoch == 0:  # on a boundary there is nothing to go on from: it is stepped over as a whole
+            return False
+        at_end = epoch == self.tasks[number].epochs
+        late = time.monotonic() - self._saved_at >= 60 * settings.minutes
+        return late or (at_end and (settings.boundaries or number == len(self.tasks) - 1))
+
+    def _save(self, position: Position) -> None:
+        self._write(left=0)
+        if not self.ended:
+            state = {"learner": self.learner.state_dict(), "random": _get_random(self.device)}
+            self.record.save({"task": position[0], "epoch": position[1]}, state)
+            self._saved_at = time.monotonic()
+
+    @contextmanager
+    def _in_its_own_world(self) -> Iterator[None]:
+        """A stream and a random state of its own, so that runs that take turns do not see each other."""
+        outside = _get_random(self.device)
+        if self._random is not None:
+            _set_random(self._random)
+        with ExitStack() as stack:
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.stream(self._stream))
+            try:
+                yield
+            finally:
+                self._random = _get_random(self.device)
+                _set_random(outside)
+
+
+def _get_random(device: torch.device) -> dict[str, torch.Tensor]:
+    """Torch's random state, on the CPU and on the device."""
+    on_gpu = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **on_gpu}
+
+
+def _set_random(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

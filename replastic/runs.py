@@ -1,0 +1,150 @@
+"""The runs of an experiment: one arm and one seed each, what is trained in them, and what they have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .config import Arm, Experiment
+from .guards import flat_list
+from .learner import Learner
+from .method import Method
+from .methods import METHODS, LayerReset
+from .models import build_model
+from .options import OptionError
+from .streams.data import load
+from .streams.images import ImageData, ImageTask
+from .streams.protocols import PROTOCOLS
+from .training import Training
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of an experiment. tasks: only the first so many of the stream; None: all."""
+
+    experiment: Experiment
+    arm: str
+    seed: int
+    tasks: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept below the output folder."""
+        return Path(slug(self.arm)) / f"seed-{self.seed}"
+
+    @property
+    def training(self) -> Training:
+        return dataclasses.replace(self.experiment.training, **self.experiment.arms[self.arm].training)
+
+    def methods(self) -> list[Method]:
+        """New ones, in the order in which they act."""
+        chosen = [METHODS[name](**settings) for name, settings in self.experiment.arms[self.arm].methods]
+        return flat_list([*([LayerReset()] if self.training.reset_head else []), *chosen])
+
+    def config(self) -> dict[str, Any]:
+        """All that decides the results, defaults included, as it is recorded."""
+        experiment, arm = self.experiment, self.experiment.arms[self.arm]
+        config = {
+            "experiment": experiment.name,
+            "about": experiment.about,
+            "metric": experiment.metric,
+            "data": {"name": experiment.data[0], **experiment.data[1], "validation": experiment.validation},
+            "model": {"name": experiment.model[0], **experiment.model[1]},
+            "protocol": {"name": experiment.protocol[0], **experiment.protocol[1]},
+            "training": dataclasses.asdict(self.training),
+            "measures": dataclasses.asdict(experiment.measures) if experiment.measures else None,
+            "methods": [{"method": name, **settings} for name, settings in arm.methods],
+            "grid": {"arm": arm.grid_of, "point": arm.point} if arm.grid_of else None,
+            "tasks": self.tasks,
+        }
+        return json.loads(json.dumps(config))  # as it comes back from its file
+
+    def build(self, *, device: torch.device, root: str | Path | None = None) -> tuple[Learner, Sequence[ImageTask]]:
+        """A new learner, and its tasks. Arms of one seed start with the same weights and see the same data in one order.
+
+        root: the folder where data sets lie.
+        """
+        experiment, training = self.experiment, self.training
+        data = _loaded(experiment.data[0], json.dumps(experiment.data[1]), root, device)
+        if experiment.validation:
+            data = data.hold_out(experiment.validation, self.seed)
+        protocol, settings = experiment.protocol
+        tasks = PROTOCOLS[protocol](data, seed=self.seed, batch=training.batch, **settings)
+        outputs = settings.get("classes", 2) if protocol == "class_pairs" else data.classes
+
+        def made() -> nn.Module:
+            return build_model(experiment.model[0], data.shape, outputs, **experiment.model[1])
+
+        with torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(self.seed)
+            model = made()
+        # Convolutions on GPUs are fastest with channels last, which is how batches come.
+        layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
+        model = model.to(device=device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+        optimizer = training.make_optimizer(model)
+        return Learner(model, optimizer, methods=self.methods(), build=made, seed=self.seed), tasks[: self.tasks]
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, options: str, root: str | Path | None, device: torch.device) -> ImageData:
+    """A data set on the device, once for all runs that follow each other or train side by side."""
+    return load(name, root, **json.loads(options)).to(device)
+
+
+def runs_of(experiment: Experiment) -> list[RunSpec]:
+    """All runs, seed by seed, so that the first results are of every arm."""
+    runs = [RunSpec(experiment, arm, seed) for seed in experiment.seeds for arm in experiment.arms]
+    twice = [folder for folder, count in Counter(run.folder for run in runs).items() if count > 1]
+    if twice:
+        raise OptionError(f"two arms would be kept in {twice[0].parent}: give them names that differ in letters or digits")
+    return runs
+
+
+def slug(name: str) -> str:
+    """A name as a folder's: of characters that file systems take everywhere."""
+    return re.sub(r"[^A-Za-z0-9._=,+-]+", "-", name).strip("-.") or "arm"
+
+
+def first_task_of(run: RunSpec) -> RunSpec:
+    """The run of the first task alone, without methods, that arms with this training have in common."""
+    bare = dataclasses.replace(run.experiment, arms={"": Arm((), run.experiment.arms[run.arm].training)})
+    digest = hashlib.sha256(json.dumps(RunSpec(bare, "", run.seed).config(), sort_keys=True).encode()).hexdigest()[:8]
+    name = f"first task {digest}"
+    return RunSpec(dataclasses.replace(bare, arms={name: bare.arms[""]}), name, run.seed, tasks=1)
+
+
+def first_tasks(experiment: Experiment) -> dict[Path, RunSpec]:
+    """For runs that may share their first task, by their folders: the run that trains it. Nobody shares it with himself."""
+    if not experiment.share_first_task or experiment.training.path == "stacked":
+        return {}
+    shared = {run.folder: first_task_of(run) for run in runs_of(experiment) if idle_in_first_task(run.methods())}
+    users = Counter(first.folder for first in shared.values())
+    return {folder: first for folder, first in shared.items() if users[first.folder] > 1}
+
+
+def idle_in_first_task(methods: Sequence[Method]) -> bool:
+    """Whether the first task would be the same without these methods."""
+    return all(
+        method.from_task >= 1
+        # One that has no moment at all works through start(), as Muon does.
+        or (_overrides(method, "at_boundary") and not any(_overrides(method, moment) for moment in _WITHIN))
+        for method in methods
+    )
+
+
+_WITHIN = ("penalty", "after_step", "evaluated")  # moments that are not boundaries
+
+
+def _overrides(method: Method, moment: str) -> bool:
+    return getattr(type(method), moment) is not getattr(Method, moment)

@@ -1,0 +1,182 @@
+"""A captured step does what the eager one does, whatever method acts; only CUDA has graphs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import replastic as rp
+from replastic.models import CNN
+from replastic.streams import ImageData, ImageTask, Split
+from replastic.streams.protocols import class_incremental, warm_start
+from replastic.train import order_of, steps_for, train
+from replastic.training import Training
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on CUDA")
+
+# What is in the graph, in the first task and in the second.
+WHOLE = ("graph, whole step", "graph, whole step")
+METHODS: dict[str, tuple[Callable[[], Any], tuple[str, str]]] = {
+    "none": (lambda: [], WHOLE),
+    "fire": (lambda: [rp.FIRE()], WHOLE),
+    "dash": (lambda: [rp.DASH()], WHOLE),
+    "full reset": (lambda: [rp.FullReset()], WHOLE),
+    "plasticity injection": (lambda: [rp.PlasticityInjection()], WHOLE),
+    "l2 and parseval": (lambda: [rp.L2(1e-3), rp.Parseval(1e-4)], WHOLE),
+    "swr": (lambda: [rp.SWR(1e-2)], WHOLE),
+    "swr with re-init": (lambda: [rp.SWR(1e-2, reinit=True)], ("graph, all but SWR",) * 2),
+    "weight clipping": (lambda: [rp.WeightClipping(1.0)], WHOLE),
+    "cbp": (lambda: [rp.CBP(0.05, maturity=3)], ("graph, all but CBP",) * 2),
+    "redo": (lambda: [rp.ReDo(0.5, period=3)], ("graph, all but ReDo",) * 2),
+    "snr": (lambda: [rp.SNR(0.3, longest=2, update_every=2)], ("graph, all but SNR",) * 2),
+    "er": (lambda: [rp.ER(1e-2, every=3)], ("graph, all but ER",) * 2),
+    "hare and tortoise": (lambda: [rp.HareAndTortoise(0.9, period=4)], ("graph, all but HareAndTortoise",) * 2),
+    "clipping after cbp": (
+        lambda: [rp.CBP(0.05, maturity=3), rp.WeightClipping(1.0)],
+        ("graph, all but CBP, WeightClipping",) * 2,
+    ),
+    "l2 from the second task": (lambda: [rp.L2(1e-2, from_task=1)], WHOLE),
+    "muon from the second task": (lambda: [rp.UseMuon(from_task=1)], ("graph, whole step", "graph, gradients")),
+}
+
+
+def data() -> ImageData:
+    draw = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        labels = torch.arange(count) % 4
+        images = torch.randint(0, 128, (count, 12, 12, 3), dtype=torch.uint8, generator=draw)
+        return Split(images + 30 * labels.view(-1, 1, 1, 1).to(torch.uint8), labels)
+
+    return ImageData("classes of grey", split(210), split(50), 4, (0.5,) * 3, (0.25,) * 3).to("cuda")
+
+
+def trained(path: str, methods: Any, tasks: list[ImageTask], **given: Any) -> tuple[rp.Learner, list[dict[str, Any]]]:
+    # SGD: Adam's first steps are of one size however small the gradient, and make of rounding what it likes.
+    training = Training(**{"renew_optimizer": True, "optimizer": "sgd", "learning_rate": 0.02, "clip": 1.0, "warmup": 0.5,
+                           "path": path, **given})  # fmt: skip
+
+    def build() -> torch.nn.Module:
+        return CNN(3, 12, 4, channels=4, kernel=3, hidden=[12], norm="batch")
+
+    torch.manual_seed(0)
+    model = build().to(device="cuda", memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    learner = rp.Learner(model, training.make_optimizer(model), methods=methods, build=build)
+    return learner, [row.read() for row in train(learner, tasks, training, seed=1)]
+
+
+def stream() -> list[ImageTask]:
+    return warm_start(data(), seed=0, batch=20, fraction=0.5, epochs=(3, 2))
+
+
+def check_alike(one: Any, other: Any, tolerance: float = 1e-4) -> None:
+    (learner, rows), (reference, expected) = one, other
+    assert [(row["task"], row["epoch"], row["step"]) for row in rows] == [
+        (row["task"], row["epoch"], row["step"]) for row in expected
+    ]
+    for row, wanted in zip(rows, expected, strict=True):
+        for figure in wanted.keys() & {"loss", "online_accuracy", "test_accuracy", "full_accuracy", "hare_test_accuracy"}:
+            assert row[figure] == pytest.approx(wanted[figure], rel=10 * tolerance, abs=0.03 if "accuracy" in figure else 0)
+    theirs = reference.model.state_dict()
+    for name, tensor in learner.model.state_dict().items():
+        scale = theirs[name].double().abs().max()
+        assert (tensor.double() - theirs[name].double()).abs().max() <= tolerance * scale + 1e-7, name
+
+
+@cuda
+@pytest.mark.parametrize("name", METHODS)
+def test_a_captured_run_is_the_eager_run(name: str) -> None:
+    methods, held = METHODS[name]
+    captured = trained("graph", methods(), stream())
+    # Muon makes directions of length one out of gradients of any length, and so something out of rounding.
+    check_alike(captured, trained("eager", methods(), stream()), 5e-2 if name.startswith("muon") else 1e-4)
+    paths = [row["path"] for row in captured[1] if row["epoch"]]
+    assert (paths[0], paths[-1]) == held
+
+
+@cuda
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0), ("adamw", 0.0)])
+def test_every_optimiser_takes_part(optimizer: str, momentum: float) -> None:
+    given = {"optimizer": optimizer, "momentum": momentum, "learning_rate": 1e-3}
+    captured, eager = (trained(path, [], stream(), **given) for path in ("graph", "eager"))
+    check_alike(captured, eager, 1e-4 if optimizer == "sgd" else 5e-2)
+    assert captured[1][-1]["path"] == "graph, whole step"
+
+
+@cuda
+def test_masks_of_tasks_are_each_tasks_own() -> None:
+    tasks = class_incremental(data(), seed=0, batch=20, phases=2, epochs=3, masked=True)
+    check_alike(trained("graph", [], tasks), trained("eager", [], tasks))
+
+
+@cuda
+def test_the_rate_changes_within_a_graph() -> None:
+    given = {"warmup": 0.0, "decay_at": [1], "decay_by": 1e-6}
+    learner, rows = trained("graph", [], stream()[:1], **given)
+    stopped = rows[1]["test_accuracy"]
+    assert [row["test_accuracy"] for row in rows[1:]] == [stopped] * 3
+    check_alike((learner, rows), trained("eager", [], stream()[:1], **given))
+
+
+@cuda
+def test_a_compiled_graph_is_near_the_eager_run() -> None:
+    captured = trained("compiled", [rp.FIRE()], stream())
+    assert captured[1][-1]["path"] == "compiled graph, whole step"
+    check_alike(captured, trained("eager", [rp.FIRE()], stream()), 2e-3)
+
+
+@cuda
+def test_bfloat16_is_captured_too() -> None:
+    captured = trained("graph", [], stream(), precision="bfloat16")
+    check_alike(captured, trained("eager", [], stream(), precision="bfloat16"), 2e-2)
+
+
+@cuda
+def test_runs_that_take_turns_do_not_see_each_other() -> None:
+    training = Training(renew_optimizer=True, optimizer="sgd", learning_rate=0.02, batch=20, path="graph")
+
+    def made(seed: int) -> tuple[rp.Learner, ImageTask]:
+        torch.manual_seed(seed)
+        model = CNN(3, 12, 4, channels=4, kernel=3, hidden=[12]).cuda()
+        learner = rp.Learner(model, training.make_optimizer(model))
+        task = stream()[1]
+        learner.begin(task)
+        return learner, task
+
+    pairs = [made(0), made(1)]
+    streams = [torch.cuda.Stream() for _ in pairs]
+    pieces = [
+        (stream, steps_for(learner, training).pieces(task, order_of(0, 0, 0)))
+        for stream, (learner, task) in zip(streams, pairs, strict=True)
+    ]
+    torch.cuda.synchronize()
+    while pieces:
+        for turn in list(pieces):
+            with torch.cuda.stream(turn[0]):
+                if next(turn[1]) is not None:
+                    pieces.remove(turn)
+    torch.cuda.synchronize()
+    for seed, (learner, _) in enumerate(pairs):
+        alone, task = made(seed)
+        steps_for(alone, training).epoch(task, order_of(0, 0, 0))
+        for mine, theirs in zip(learner.model.parameters(), alone.model.parameters(), strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@cuda
+def test_nothing_waits_for_the_device_within_an_epoch() -> None:
+    training = Training(renew_optimizer=True, batch=20, path="graph", clip=0.5)
+    task = stream()[1]
+    model = CNN(3, 12, 4, channels=4, kernel=3, hidden=[12], norm="batch").cuda()
+    learner = rp.Learner(model, training.make_optimizer(model), methods=[rp.CBP(0.01, maturity=3), rp.L2(1e-3)])
+    learner.begin(task)
+    steps = steps_for(learner, training)
+    steps.epoch(task, order_of(0, 0, 0))
+    steps.evaluate(task, model)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps.epoch(task, order_of(0, 0, 1))
+        steps.evaluate(task, model)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,397 @@
+"""Runs: they end as they should, however often they are stopped, and say what became of them."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replastic.config import Experiment, parse
+from replastic.experiment import main, run
+from replastic.methods import METHODS
+from replastic.record import find_runs, load_checkpoint, read
+from replastic.running import Running
+from replastic.runs import RunSpec
+
+TEXT = """
+name = "small"
+seeds = [0]
+metric = "train_accuracy"
+[data]
+name = "digits"
+[model]
+name = "cnn"
+convolutions = 1
+kernel = 3
+channels = 4
+hidden = [12, 12]
+norm = "batch"
+[protocol]
+name = "random_labels"
+tasks = 3
+epochs = 2
+samples = 50
+[training]
+renew_optimizer = true
+learning_rate = 0.01
+batch = 20
+clip = 0.5
+[checkpoints]
+minutes = 0
+[arms.base]
+"""
+# Settings under which methods act within these few steps.
+ACTING: dict[str, dict[str, Any]] = {
+    "cbp": {"rate": 0.1, "maturity": 2},
+    "redo": {"threshold": 0.9, "period": 2},
+    "snr": {"threshold": 0.3, "longest": 2, "update_every": 2},
+    "er": {"every": 2},
+    "l2_er": {"every": 2},
+    "hare_and_tortoise": {"decay": 0.5, "period": 3},
+    "shrink_and_perturb": {"towards": "fresh"},
+    "swr": {"rate": 0.1, "classifier_rate": 0.2},
+}
+
+
+def experiment(arms: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Experiment:
+    table = tomllib.loads(TEXT)
+    for name, section in sections.items():
+        table[name] = {**table.get(name, {}), **section} if isinstance(section, dict) else section
+    return parse({**table, "arms": arms or table["arms"]})
+
+
+def finished(out: Path, of: Experiment, **given: Any) -> dict[str, str]:
+    return run(of, out, device="cpu", **given)
+
+
+def rows_file(folder: Path) -> bytes:
+    return (folder / "rows.jsonl").read_bytes()
+
+
+def same_end(one: Path, other: Path) -> bool:
+    """Rows, weights, optimiser, methods, randomness: everything that was saved last."""
+    states = [load_checkpoint(folder) for folder in (one, other)]
+    return rows_file(one) == rows_file(other) and states[0][0] == states[1][0] and same(states[0][1], states[1][1])
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: Path) -> None:
+    of = experiment({"arm": {"method": method, **ACTING.get(method, {})}})
+    spec = RunSpec(of, "arm", 0)
+    whole = Running(spec, tmp_path / "whole")
+    assert whole.finish() == "finished", read(tmp_path / "whole" / spec.folder).reason
+    whole.close()
+    stops = 0
+    for pieces in (2, 3, 1, 2):  # within tasks, after a boundary and before one
+        running = Running(spec, tmp_path / "stopped")
+        for _ in range(pieces):
+            running.advance()
+        stops += not running.ended
+        running.close()
+    last = Running(spec, tmp_path / "stopped")
+    assert last.finish() == "finished"
+    last.close()
+    assert stops == 4
+    assert same_end(tmp_path / "whole" / spec.folder, tmp_path / "stopped" / spec.folder)
+
+
+def test_rows_hold_what_was_asked_for(tmp_path: Path) -> None:
+    of = experiment(measures={"names": ["dormant_fraction"], "samples": 20}, data={"validation": 100})
+    assert finished(tmp_path, of) == {"base/seed-0": "finished"}
+    found = read(tmp_path / "base" / "seed-0")
+    assert [(row["task"], row["epoch"]) for row in found.rows] == [(task, epoch) for task in range(3) for epoch in range(3)]
+    assert found.config["training"]["clip"] == 0.5
+    assert found.provenance["torch"] == torch.__version__
+    assert len(found.times) == len(found.rows)
+    assert sum("measures" in row for row in found.rows) == 6
+    assert found.status == "finished"
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    finished(tmp_path, experiment())
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"}
+    assert finished(tmp_path, experiment()) == {"base/seed-0": "finished"}
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+SHARING = {"base": {}, "FIRE": {"method": "fire"}, "CBP": {"method": "cbp", "from_task": 1, **ACTING["cbp"]}}
+
+
+def test_a_shared_first_task_changes_nothing_but_the_time(tmp_path: Path) -> None:
+    shared, alone = experiment(SHARING), experiment(SHARING, share_first_task=False)  # type: ignore[arg-type]
+    statuses = finished(tmp_path / "shared", shared)
+    assert [name.split("/")[0].split("-task-")[0] for name in statuses] == ["first", "base", "FIRE", "CBP"]
+    finished(tmp_path / "alone", alone)
+    for arm in SHARING:
+        assert same_end(tmp_path / "shared" / arm / "seed-0", tmp_path / "alone" / arm / "seed-0")
+    first = next((tmp_path / "shared").glob("first-task-*/seed-0"))
+    assert {row["task"] for row in read(first).rows} == {0}
+
+
+def test_an_arm_trains_its_first_task_itself_if_the_shared_one_is_not_there(tmp_path: Path) -> None:
+    of = experiment(SHARING)
+    finished(tmp_path / "all", of)
+    spec = RunSpec(of, "FIRE", 0)
+    running = Running(spec, tmp_path / "one", first=None)
+    assert running.finish() == "finished"
+    running.close()
+    assert same_end(tmp_path / "all" / spec.folder, tmp_path / "one" / spec.folder)
+
+
+def test_some_arms_and_seeds_can_be_run_alone(tmp_path: Path) -> None:
+    of = experiment({"a": {}, "b": {}}, seeds=[3, 4])  # type: ignore[arg-type]
+    statuses = finished(tmp_path, of, arms=["b"], seeds=[4])
+    assert [name for name in statuses if not name.startswith("first")] == ["b/seed-4"]
+    with pytest.raises(ValueError, match="--arm 'c': there are a, b"):
+        finished(tmp_path, of, arms=["c"])
+    with pytest.raises(ValueError, match="--seed 5: the file has seeds 3, 4"):
+        finished(tmp_path, of, seeds=[5])
+
+
+def test_arms_start_with_the_same_weights_and_see_the_same_data(tmp_path: Path) -> None:
+    of = experiment({"a": {}, "b": {"method": "l2"}, "c": {"method": "cbp"}})
+    learners = [RunSpec(of, arm, 0).build(device=torch.device("cpu")) for arm in of.arms]
+    (first, tasks), *others = learners
+    for learner, theirs in others:
+        assert same(dict(learner.model.state_dict()), dict(first.model.state_dict()))
+        for one, other in zip(tasks, theirs, strict=True):
+            assert torch.equal(one.examples.labels, other.examples.labels)
+            assert torch.equal(one.examples.index, other.examples.index)
+    other_seed, _ = RunSpec(of, "a", 1).build(device=torch.device("cpu"))
+    assert not same(dict(other_seed.model.state_dict()), dict(first.model.state_dict()))
+
+
+def test_training_does_not_depend_on_what_ran_before_in_the_process(tmp_path: Path) -> None:
+    finished(tmp_path / "first", experiment())
+    torch.rand(100)
+    state = torch.get_rng_state()
+    finished(tmp_path / "second", experiment())
+    assert torch.equal(torch.get_rng_state(), state)  # nor does what runs after depend on it
+    assert same_end(tmp_path / "first" / "base" / "seed-0", tmp_path / "second" / "base" / "seed-0")
+
+
+def test_runs_that_take_turns_are_the_runs_alone(tmp_path: Path) -> None:
+    of = experiment({"a": {"method": "cbp", **ACTING["cbp"]}, "b": {"method": "l2"}, "c": {"method": "muon"}})
+    finished(tmp_path / "alone", of)
+    finished(tmp_path / "together", of, side_by_side=2)
+    for arm in of.arms:
+        assert same_end(tmp_path / "alone" / arm / "seed-0", tmp_path / "together" / arm / "seed-0")
+
+
+def test_a_run_that_diverges_is_recorded_as_such_and_stops(tmp_path: Path) -> None:
+    of = experiment(
+        {"wild": {"training": {"learning_rate": 1e30, "optimizer": "sgd"}}, "tame": {}}, training={"clip": 1e30}
+    )  # fmt: skip
+    assert finished(tmp_path, of) == {"wild/seed-0": "diverged", "tame/seed-0": "finished"}
+    found = read(tmp_path / "wild" / "seed-0")
+    assert "the loss is nan in task 0, epoch" in found.reason or "the loss is inf in task 0, epoch" in found.reason
+    assert found.rows[-1]["task"] == 0
+    assert finished(tmp_path, of, retry=True)["wild/seed-0"] == "diverged"  # it would again
+
+
+def test_a_run_that_fails_is_recorded_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    arms = {"wrong": {"method": "redo"}, "right": {}}  # a network without hidden layers has no units to recycle
+    of = parse({**tomllib.loads(TEXT), "model": {"name": "mlp", "hidden": []}, "arms": arms})
+    assert finished(tmp_path, of) == {"wrong/seed-0": "failed", "right/seed-0": "finished"}
+    found = read(tmp_path / "wrong" / "seed-0")
+    assert found.status == "failed"
+    assert "Traceback" in found.reason
+    assert "hidden units" in found.reason
+    assert finished(tmp_path, of)["wrong/seed-0"] == "failed"  # not tried again unless asked
+    assert finished(tmp_path, of, retry=True)["wrong/seed-0"] == "failed"
+
+
+def test_a_failed_run_goes_on_from_its_last_checkpoint_when_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path / "whole", experiment())
+    saves = 0
+
+    def out_of_memory(self: Running, position: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 4:
+            raise MemoryError("there was none left")
+        save(self, position)
+
+    save = Running._save
+    monkeypatch.setattr(Running, "_save", out_of_memory)
+    assert finished(tmp_path / "failed", experiment()) == {"base/seed-0": "failed"}
+    assert "there was none left" in read(tmp_path / "failed" / "base" / "seed-0").reason
+    monkeypatch.undo()
+    assert finished(tmp_path / "failed", experiment(), retry=True) == {"base/seed-0": "finished"}
+    assert same_end(tmp_path / "whole" / "base" / "seed-0", tmp_path / "failed" / "base" / "seed-0")
+
+
+def test_another_experiment_in_the_same_folder_is_refused_and_nothing_is_touched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    finished(tmp_path, experiment())
+    before = rows_file(tmp_path / "base" / "seed-0")
+    assert finished(tmp_path, experiment(training={"batch": 10})) == {"base/seed-0": "not opened"}
+    assert "config.training.batch is 20 there and 10 here" in caplog.text
+    assert rows_file(tmp_path / "base" / "seed-0") == before
+
+
+def test_two_processes_cannot_write_to_one_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    running = Running(RunSpec(experiment(), "base", 0), tmp_path)
+    running.advance()
+    child = multiprocessing.get_context("fork").Process(target=_exit_with_status, args=(tmp_path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 9  # "not opened"
+    assert running.finish() == "finished"
+    running.close()
+
+
+def _exit_with_status(out: Path) -> None:
+    os._exit(9 if finished(out, experiment()) == {"base/seed-0": "not opened"} else 0)
+
+
+def test_a_damaged_checkpoint_is_an_error_that_names_it_and_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = RunSpec(experiment(), "base", 0)
+    running = Running(spec, tmp_path)
+    for _ in range(6):
+        running.advance()
+    running.close()
+    folder = tmp_path / spec.folder
+    rows, newest = rows_file(folder), sorted((folder / "checkpoints").iterdir())[-1]
+    content = (newest / "tensors.safetensors").read_bytes()
+    (newest / "tensors.safetensors").write_bytes(content[:-10] + b"0123456789")
+    assert finished(tmp_path, experiment()) == {"base/seed-0": "not opened"}
+    assert f"the newest checkpoint, {newest.name}, is damaged" in caplog.text
+    assert rows_file(folder) == rows
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()  # as the error says
+    assert finished(tmp_path, experiment()) == {"base/seed-0": "finished"}
+    finished(tmp_path / "whole", experiment())
+    assert rows_file(folder) == rows_file(tmp_path / "whole" / spec.folder)
+
+
+LONG = {"protocol": {"tasks": 20, "epochs": 8, "samples": 300}}
+
+
+def test_a_run_that_is_killed_ten_times_ends_with_the_rows_of_one_that_was_not(tmp_path: Path) -> None:
+    of = experiment({"CBP": {"method": "cbp", **ACTING["cbp"]}}, **LONG)
+    finished(tmp_path / "whole", of)
+    draw, kills = random.Random(0), 0
+    context = multiprocessing.get_context("fork")  # torch is imported here already; a new process would take seconds
+    for _ in range(60):
+        child = context.Process(target=finished, args=(tmp_path / "killed", of))
+        child.start()
+        child.join(0.05 + draw.random() * 0.4 if kills < 10 else 100)
+        if child.exitcode is None:
+            os.kill(child.pid or 0, signal.SIGKILL)
+            child.join()
+            kills += 1
+        elif child.exitcode == 0 and read(tmp_path / "killed" / "CBP" / "seed-0").status == "finished":
+            break
+    assert kills >= 10
+    assert same_end(tmp_path / "whole" / "CBP" / "seed-0", tmp_path / "killed" / "CBP" / "seed-0")
+    resumes = (tmp_path / "killed" / "CBP" / "seed-0" / "resumes.jsonl").read_text().splitlines()
+    assert any(json.loads(line)["checkpoint"] for line in resumes)
+
+
+STACKED = {
+    "arms": {"BP": {}, "L2": {"method": "l2"}, "CBP": {"method": "cbp", **ACTING["cbp"]}, "ReDo": {"method": "redo"}},
+    "model": {"name": "mlp", "hidden": [10, 10]},
+    "training": {"renew_optimizer": False, "optimizer": "sgd", "learning_rate": 0.01, "batch": 1, "clip": 0.5},
+}
+
+
+def stacked(path: str, **given: Any) -> Experiment:
+    table = {**tomllib.loads(TEXT), **STACKED, "seeds": [0, 1], **given}
+    return parse({**table, "training": {**STACKED["training"], "path": path}})
+
+
+def test_stacked_runs_are_the_runs_alone_each_in_its_folder(tmp_path: Path) -> None:
+    finished(tmp_path / "alone", stacked("eager"))
+    assert set(finished(tmp_path / "stacked", stacked("stacked")).values()) == {"finished"}
+    for arm in STACKED["arms"]:
+        for seed in (0, 1):
+            one, other = (read(tmp_path / how / arm / f"seed-{seed}").rows for how in ("alone", "stacked"))
+            assert [row["step"] for row in one] == [row["step"] for row in other]
+            for row, wanted in zip(one, other, strict=True):
+                assert row["train_accuracy"] == pytest.approx(wanted["train_accuracy"], abs=0.021)  # one sample of fifty
+                assert row.get("loss", 0) == pytest.approx(wanted.get("loss", 0), rel=1e-4)
+            paths = {row["path"] for row in other if row["epoch"]}
+            assert paths == {"eager" if arm == "ReDo" else "6 stacked"}
+
+
+def test_stacked_runs_that_were_stopped_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path / "whole", stacked("stacked"))
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_killed_after, args=(tmp_path / "stopped", 9))
+    child.start()
+    child.join(60)
+    positions = [load_checkpoint(folder)[0] for folder in find_runs(tmp_path / "stopped") if "ReDo" not in str(folder)]
+    assert len({tuple(position.values()) for position in positions}) == 2  # it was in the middle of saving them
+    assert set(finished(tmp_path / "stopped", stacked("stacked")).values()) == {"finished"}
+    for folder in find_runs(tmp_path / "whole"):
+        one, other = read(folder).rows, read(tmp_path / "stopped" / folder.relative_to(tmp_path / "whole")).rows
+        for row, wanted in zip(one, other, strict=True):
+            assert row.get("loss", 0) == pytest.approx(wanted.get("loss", 0), rel=1e-4)
+
+
+def _killed_after(out: Path, saves: int) -> None:
+    save, count = Running._save, 0
+
+    def counted(self: Running, position: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > saves:
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(self, position)
+
+    Running._save = counted  # type: ignore[method-assign]
+    finished(out, stacked("stacked"))
+
+
+def test_arms_that_cannot_be_stacked_after_all_train_by_themselves(tmp_path: Path) -> None:
+    # Batch norms have statistics that a stack cannot keep for each.
+    model = {"name": "cnn", "convolutions": 1, "kernel": 3, "norm": "batch"}
+    training = {**STACKED["training"], "path": "stacked", "batch": 10}
+    arms = {"BP": {}, "L2": {"method": "l2"}}
+    of = parse({**tomllib.loads(TEXT), "model": model, "training": training, "arms": arms})
+    assert set(finished(tmp_path, of).values()) == {"finished"}
+    assert read(tmp_path / "BP" / "seed-0").rows[-1]["path"] == "eager"
+
+
+# the command line
+
+
+def test_the_command_runs_a_file_and_says_how_it_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "a.toml").write_text(TEXT)
+    arguments = [str(tmp_path / "a.toml"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert main([*arguments, "--set", "protocol.tasks=2"]) == 0
+    assert "base, seed 0: task 2 of 2, train_accuracy 0." in caplog.text
+    assert f"{tmp_path / 'out' / 'base' / 'seed-0'}: finished" in caplog.text
+    assert read(tmp_path / "out" / "base" / "seed-0").config["protocol"]["tasks"] == 2
+    assert main(arguments) == 1  # the folder holds another run
+    assert main([*arguments, "--arm", "FIRE"]) == 2
+    assert "--arm 'FIRE': there is base" in caplog.text
+    assert main([str(tmp_path / "no.toml"), "--out", str(tmp_path)]) == 2
+    monkeypatch.setenv("REPLASTIC_DATA", str(tmp_path))
+    (tmp_path / "b.toml").write_text(TEXT.replace('"digits"', '"npz"\npath = "x.npz"'))
+    assert main([str(tmp_path / "b.toml"), "--out", str(tmp_path / "b"), "--device", "cpu"]) == 1
+    assert "no .npz file: looked for" in caplog.text
