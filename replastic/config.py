@@ -20,7 +20,7 @@
     [arms.base]
 
     [arms.FIRE]
-    method = "fire"
+    name = "fire"
     steps = 10
 
 Options beside a `name` are the arguments of what is named. A key that nothing uses is an error with the nearest valid name.
@@ -83,7 +83,7 @@ class Experiment:
     protocol: tuple[str, Table]
     training: Training
     arms: Mapping[str, Arm]
-    measures: Measuring | None = None
+    measures: tuple[Measuring, ...] = ()
     validation: int = 0
     about: str = ""
     metric: str = "test_accuracy"
@@ -135,7 +135,7 @@ def parse(table: Table) -> Experiment:
         model=_named(table["model"], MODELS, "[model]", given=FROM_IMAGES),
         protocol=_named(table["protocol"], PROTOCOLS, "[protocol]", given=("data", "seed", "batch")),
         training=training,
-        measures=made(Measuring, _table(table["measures"], "[measures]"), "[measures]") if "measures" in table else None,
+        measures=_measures(table.get("measures", [])),
         validation=validation,
         about=table.get("about", ""),
         metric=table.get("metric", "test_accuracy"),
@@ -143,6 +143,12 @@ def parse(table: Table) -> Experiment:
         checkpoints=made(Checkpoints, _table(table.get("checkpoints", {}), "[checkpoints]"), "[checkpoints]"),
         arms=_arms(_table(table["arms"], "[arms]"), training),
     )
+
+
+def _measures(given: Any) -> tuple[Measuring, ...]:
+    """One [measures], or several [[measures]] at moments of their own."""
+    tables = given if isinstance(given, list) else [given]
+    return tuple(made(Measuring, _table(one, "[measures]"), "[measures]") for one in tables)
 
 
 def _arms(table: Table, training: Training) -> dict[str, Arm]:
@@ -155,7 +161,7 @@ def _arms(table: Table, training: Training) -> dict[str, Arm]:
         if "methods" in arm:
             check_keys(arm, ["methods", "training", "grid"], where)
             if not isinstance(arm["methods"], list):
-                raise OptionError(f'{where} methods: give a list, as in methods = [{{ method = "fire" }}]')
+                raise OptionError(f'{where} methods: give a list, as in methods = [{{ name = "fire" }}]')
             tables = [dict(_table(entry, where)) for entry in arm["methods"]]
         else:
             tables = [arm] if arm else []
@@ -164,7 +170,7 @@ def _arms(table: Table, training: Training) -> dict[str, Arm]:
             if values and not tables:
                 raise OptionError(f"{where} grid: there is no method whose settings it could be of")
             arms[f"{name}, {label}" if label else name] = Arm(
-                tuple(_named(entry, METHODS, where, key="method") for entry in chosen),
+                tuple(_named(entry, METHODS, where) for entry in chosen),
                 dict(changed),
                 grid_of=name if values else "",
                 point=values,
@@ -188,15 +194,15 @@ def _points(grid: Table, where: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _named(
-    table: Any, known: Mapping[str, Callable[..., Any]], where: str, *, given: Sequence[str] = (), key: str = "name"
+    table: Any, known: Mapping[str, Callable[..., Any]], where: str, *, given: Sequence[str] = ()
 ) -> tuple[str, Table]:
     """A name and its options; `given` are arguments that the file does not set."""
     options = dict(_table(table, where))
-    if key not in options:
-        raise OptionError(f"{where} has no {key}: give one of {', '.join(known)}")
-    name = options.pop(key)
+    if "name" not in options:
+        raise OptionError(f"{where} has no name: give one of {', '.join(known)}")
+    name = options.pop("name")
     if name not in known:
-        raise OptionError(f"{where} {key} = {name!r}: {nearest(str(name), known)}")
+        raise OptionError(f"{where} name = {name!r}: {nearest(str(name), known)}")
     check_options(known[name], options, f"{where} {name}", given=given)
     return name, options
 

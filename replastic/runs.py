@@ -63,8 +63,8 @@ class RunSpec:
             "model": {"name": experiment.model[0], **experiment.model[1]},
             "protocol": {"name": experiment.protocol[0], **experiment.protocol[1]},
             "training": dataclasses.asdict(self.training),
-            "measures": dataclasses.asdict(experiment.measures) if experiment.measures else None,
-            "methods": [{"method": name, **settings} for name, settings in arm.methods],
+            "measures": [dataclasses.asdict(measuring) for measuring in experiment.measures],
+            "methods": [{"name": name, **settings} for name, settings in arm.methods],
             "grid": {"arm": arm.grid_of, "point": arm.point} if arm.grid_of else None,
             "tasks": self.tasks,
         }

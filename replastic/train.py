@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .capture import CapturedSteps, CompiledSteps
 from .learner import Learner
-from .measuring import Measuring
+from .measuring import Measuring, reference_for
 from .steps import EagerSteps
 from .task import Task
 from .training import Training
@@ -54,7 +54,7 @@ def train(
     *,
     seed: int = 0,
     done: Position = (0, 0),
-    measuring: Measuring | None = None,
+    measuring: Sequence[Measuring] = (),
 ) -> Iterator[Row]:
     """Train on one task after the other; gives a row right after each boundary (epoch 0), and after each epoch.
 
@@ -80,7 +80,7 @@ def train_in_pieces(
     *,
     seed: int = 0,
     done: Position = (0, 0),
-    measuring: Measuring | None = None,
+    measuring: Sequence[Measuring] = (),
 ) -> Iterator[Row | None]:
     """The same, with None wherever another run on the same GPU may have its turn."""
     steps = steps_for(learner, training)
@@ -88,7 +88,7 @@ def train_in_pieces(
         task = tasks[number]
         first = done[1] if number == done[0] else 0
         if first == 0:
-            before = measuring.reference(learner) if measuring is not None else None
+            before = reference_for(measuring, learner)
             begin_task(learner, task, training)
             yield row_of(steps, number, task, 0, {}, measuring, before)
         for epoch in range(first, task.epochs):
@@ -117,7 +117,7 @@ def row_of(
     task: Task,
     epoch: int,
     figures: Mapping[str, float | Tensor],
-    measuring: Measuring | None,
+    measuring: Sequence[Measuring],
     before: dict[str, Tensor] | None = None,
 ) -> Row:
     """What is known after an epoch of a task, right after its boundary if that is 0."""
@@ -125,9 +125,10 @@ def row_of(
     known: dict[str, Any] = {"task": number, "epoch": epoch, "step": learner.steps}
     known |= {"name": task.name} if epoch == 0 else {"path": steps.path}
     tested = _evaluated(steps, task)
-    if measuring is not None and measuring.due(number, epoch, task.epochs):
+    due = [one for one in measuring if one.due(number, epoch, task.epochs)]
+    if due:
         with steps.training.arithmetic(learner.device):
-            known["measures"] = measuring.take(learner, task, before)
+            known["measures"] = {name: value for one in due for name, value in one.take(learner, task, before).items()}
     return Row(known, {**figures, **tested})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .learner import Learner
-from .measuring import Measuring
+from .measuring import Measuring, reference_for
 from .stacked import Stack
 from .steps import EagerSteps
 from .streams.images import ImageTask
@@ -22,7 +22,7 @@ def train_stacked(
     *,
     seeds: Sequence[int],
     done: Position = (0, 0),
-    measuring: Measuring | None = None,
+    measuring: Sequence[Measuring] = (),
 ) -> Iterator[list[Row]]:
     """Train each learner on its stream; gives the members' rows whenever `train` would give one for each.
 
@@ -39,7 +39,7 @@ def train_stacked(
         if number < done[0]:
             continue
         if after == 0:
-            before = [measuring.reference(learner) if measuring is not None else None for learner in learners]
+            before = [reference_for(measuring, learner) for learner in learners]
             for learner, task, training in zip(learners, tasks, trainings, strict=True):
                 begin_task(learner, task, training)
             parts = zip(members, tasks, before, strict=True)

@@ -28,13 +28,13 @@ renew_optimizer = true
 batch = 50
 [arms.base]
 [arms.FIRE]
-method = "fire"
+name = "fire"
 steps = 5
 [arms.CBP]
-method = "cbp"
+name = "cbp"
 from_task = 1
 [arms."L2 from the start"]
-method = "l2"
+name = "l2"
 """
 
 
@@ -101,16 +101,16 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("measures", "at"), ["middle"], "at = "),
     (("checkpoints", "minute"), 1, "did you mean 'minutes'?"),
     (("arms",), {}, r"\[arms\] has none: write \[arms.base\]"),
-    (("arms", "x"), {"method": "fier"}, r"\[arms.x\] method = 'fier': did you mean 'fire'?"),
-    (("arms", "x"), {"steps": 3}, r"\[arms.x\] has no method"),
-    (("arms", "x"), {"method": "fire", "step": 3}, "has the key 'step': did you mean 'steps'?"),
-    (("arms", "x"), {"method": "fire", "steps": "ten"}, "steps = 'ten': give a whole number"),
+    (("arms", "x"), {"name": "fier"}, r"\[arms.x\] name = 'fier': did you mean 'fire'?"),
+    (("arms", "x"), {"steps": 3}, r"\[arms.x\] has no name"),
+    (("arms", "x"), {"name": "fire", "step": 3}, "has the key 'step': did you mean 'steps'?"),
+    (("arms", "x"), {"name": "fire", "steps": "ten"}, "steps = 'ten': give a whole number"),
     (("arms", "x"), {"methods": "fire"}, "methods: give a list"),
     (("arms", "x"), {"methods": [], "steps": 3}, "has the key 'steps'"),
     (("arms", "x"), {"training": {"lr": 1}}, r"\[arms.x\] training has the key 'lr'"),
     (("arms", "x"), {"training": {"learning_rate": 0}}, "learning_rate = 0 must be above 0"),
-    (("arms", "x"), {"method": "fire", "grid": {"steps": 3}}, "steps = 3; give a list of values"),
-    (("arms", "x"), {"method": "fire", "grid": {"stepz": [3]}}, "did you mean 'steps'?"),
+    (("arms", "x"), {"name": "fire", "grid": {"steps": 3}}, "steps = 3; give a list of values"),
+    (("arms", "x"), {"name": "fire", "grid": {"stepz": [3]}}, "did you mean 'steps'?"),
     (("arms", "x"), {"grid": {"steps": [3]}}, "no method whose settings"),
 ]
 
@@ -150,7 +150,7 @@ def test_changes_on_the_command_line_stand_above_the_file(tmp_path: Path) -> Non
 
 
 def test_a_grid_is_an_arm_for_each_of_its_points() -> None:
-    grid = {"method": "dash", "floor": 0.1, "grid": {"alpha": [0.1, 0.3], "floor": [0.05, 0.2]}}
+    grid = {"name": "dash", "floor": 0.1, "grid": {"alpha": [0.1, 0.3], "floor": [0.05, 0.2]}}
     arms = parse(changed("arms", "DASH", to=grid)).arms
     found = {name: arm.methods[0][1] for name, arm in arms.items() if name.startswith("DASH")}
     assert found == {
@@ -162,7 +162,7 @@ def test_a_grid_is_an_arm_for_each_of_its_points() -> None:
 
 
 def test_an_arm_may_have_several_methods_and_another_training() -> None:
-    arm = {"methods": [{"method": "cbp", "rate": 1e-5}, {"method": "l2"}], "training": {"learning_rate": 0.1}}
+    arm = {"methods": [{"name": "cbp", "rate": 1e-5}, {"name": "l2"}], "training": {"learning_rate": 0.1}}
     found = parse(changed("arms", "CBP+L2", to=arm))
     run = RunSpec(found, "CBP+L2", 1)
     assert [type(method).__name__ for method in run.methods()] == ["CBP", "L2"]
@@ -201,7 +201,7 @@ def test_no_name_leaves_its_folder(name: str) -> None:
 def test_what_is_recorded_is_all_that_decides_the_results() -> None:
     base = RunSpec(experiment(), "FIRE", 1).config()
     assert base["training"]["learning_rate"] == 1e-3  # a default
-    assert base["methods"] == [{"method": "fire", "steps": 5}]
+    assert base["methods"] == [{"name": "fire", "steps": 5}]
     for other in (
         changed("training", "batch", to=51),
         changed("model", "hidden", to=[20]),
@@ -237,17 +237,17 @@ def test_a_first_task_is_only_shared_by_arms_that_train_alike() -> None:
 @pytest.mark.parametrize(
     ("method", "idle"),
     [
-        ({"method": "fire"}, True),
-        ({"method": "dash"}, True),
-        ({"method": "full_reset"}, True),
-        ({"method": "plasticity_injection"}, True),
-        ({"method": "cbp"}, False),
-        ({"method": "l2_init"}, False),
-        ({"method": "muon"}, False),
-        ({"method": "muon", "from_task": 1}, True),
-        ({"method": "hare_and_tortoise"}, False),
-        ({"method": "swr", "from_task": 1}, True),
-        ({"method": "l2_er"}, False),
+        ({"name": "fire"}, True),
+        ({"name": "dash"}, True),
+        ({"name": "full_reset"}, True),
+        ({"name": "plasticity_injection"}, True),
+        ({"name": "cbp"}, False),
+        ({"name": "l2_init"}, False),
+        ({"name": "muon"}, False),
+        ({"name": "muon", "from_task": 1}, True),
+        ({"name": "hare_and_tortoise"}, False),
+        ({"name": "swr", "from_task": 1}, True),
+        ({"name": "l2_er"}, False),
     ],
 )
 def test_which_methods_do_nothing_before_the_first_boundary(method: dict[str, Any], idle: bool) -> None:

@@ -92,7 +92,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: Path) -> None:
-    of = experiment({"arm": {"method": method, **ACTING.get(method, {})}})
+    of = experiment({"arm": {"name": method, **ACTING.get(method, {})}})
     spec = RunSpec(of, "arm", 0)
     whole = Running(spec, tmp_path / "whole")
     assert whole.finish() == "finished", read(tmp_path / "whole" / spec.folder).reason
@@ -130,7 +130,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-SHARING = {"base": {}, "FIRE": {"method": "fire"}, "CBP": {"method": "cbp", "from_task": 1, **ACTING["cbp"]}}
+SHARING = {"base": {}, "FIRE": {"name": "fire"}, "CBP": {"name": "cbp", "from_task": 1, **ACTING["cbp"]}}
 
 
 def test_a_shared_first_task_changes_nothing_but_the_time(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_some_arms_and_seeds_can_be_run_alone(tmp_path: Path) -> None:
 
 
 def test_arms_start_with_the_same_weights_and_see_the_same_data(tmp_path: Path) -> None:
-    of = experiment({"a": {}, "b": {"method": "l2"}, "c": {"method": "cbp"}})
+    of = experiment({"a": {}, "b": {"name": "l2"}, "c": {"name": "cbp"}})
     learners = [RunSpec(of, arm, 0).build(device=torch.device("cpu")) for arm in of.arms]
     (first, tasks), *others = learners
     for learner, theirs in others:
@@ -187,7 +187,7 @@ def test_training_does_not_depend_on_what_ran_before_in_the_process(tmp_path: Pa
 
 
 def test_runs_that_take_turns_are_the_runs_alone(tmp_path: Path) -> None:
-    of = experiment({"a": {"method": "cbp", **ACTING["cbp"]}, "b": {"method": "l2"}, "c": {"method": "muon"}})
+    of = experiment({"a": {"name": "cbp", **ACTING["cbp"]}, "b": {"name": "l2"}, "c": {"name": "muon"}})
     finished(tmp_path / "alone", of)
     finished(tmp_path / "together", of, side_by_side=2)
     for arm in of.arms:
@@ -206,7 +206,7 @@ def test_a_run_that_diverges_is_recorded_as_such_and_stops(tmp_path: Path) -> No
 
 
 def test_a_run_that_fails_is_recorded_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
-    arms = {"wrong": {"method": "redo"}, "right": {}}  # a network without hidden layers has no units to recycle
+    arms = {"wrong": {"name": "redo"}, "right": {}}  # a network without hidden layers has no units to recycle
     of = parse({**tomllib.loads(TEXT), "model": {"name": "mlp", "hidden": []}, "arms": arms})
     assert finished(tmp_path, of) == {"wrong/seed-0": "failed", "right/seed-0": "finished"}
     found = read(tmp_path / "wrong" / "seed-0")
@@ -289,7 +289,7 @@ LONG = {"protocol": {"tasks": 20, "epochs": 8, "samples": 300}}
 
 
 def test_a_run_that_is_killed_ten_times_ends_with_the_rows_of_one_that_was_not(tmp_path: Path) -> None:
-    of = experiment({"CBP": {"method": "cbp", **ACTING["cbp"]}}, **LONG)
+    of = experiment({"CBP": {"name": "cbp", **ACTING["cbp"]}}, **LONG)
     finished(tmp_path / "whole", of)
     draw, kills = random.Random(0), 0
     context = multiprocessing.get_context("fork")  # torch is imported here already; a new process would take seconds
@@ -310,7 +310,7 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_rows_of_one_that_was_not(t
 
 
 STACKED = {
-    "arms": {"BP": {}, "L2": {"method": "l2"}, "CBP": {"method": "cbp", **ACTING["cbp"]}, "ReDo": {"method": "redo"}},
+    "arms": {"BP": {}, "L2": {"name": "l2"}, "CBP": {"name": "cbp", **ACTING["cbp"]}, "ReDo": {"name": "redo"}},
     "model": {"name": "mlp", "hidden": [10, 10]},
     "training": {"renew_optimizer": False, "optimizer": "sgd", "learning_rate": 0.01, "batch": 1, "clip": 0.5},
 }
@@ -368,7 +368,7 @@ def test_arms_that_cannot_be_stacked_after_all_train_by_themselves(tmp_path: Pat
     # Batch norms have statistics that a stack cannot keep for each.
     model = {"name": "cnn", "convolutions": 1, "kernel": 3, "norm": "batch"}
     training = {**STACKED["training"], "path": "stacked", "batch": 10}
-    arms = {"BP": {}, "L2": {"method": "l2"}}
+    arms = {"BP": {}, "L2": {"name": "l2"}}
     of = parse({**tomllib.loads(TEXT), "model": model, "training": training, "arms": arms})
     assert set(finished(tmp_path, of).values()) == {"finished"}
     assert read(tmp_path / "BP" / "seed-0").rows[-1]["path"] == "eager"

@@ -216,6 +216,7 @@ MEASURED: dict[str, tuple[dict[str, Any], list[tuple[int, int]]]] = {
     "start and end": ({}, [(0, 0), (0, 3), (1, 0), (1, 3), (2, 0), (2, 3)]),
     "start": ({"at": ["start"]}, [(0, 0), (1, 0), (2, 0)]),
     "every second task": ({"every": 2}, [(0, 0), (0, 3), (2, 0), (2, 3)]),
+    "each epoch": ({"at": ["epoch"], "every": 3}, [(0, 1), (0, 2), (0, 3)]),
     "after the first epoch, too": ({"at": ["end"], "epochs": [1]}, [(0, 1), (0, 3), (1, 1), (1, 3), (2, 1), (2, 3)]),
 }
 
@@ -224,14 +225,14 @@ MEASURED: dict[str, tuple[dict[str, Any], list[tuple[int, int]]]] = {
 def test_measures_are_taken_at_the_chosen_moments(name: str) -> None:
     given, expected = MEASURED[name]
     measuring = Measuring(names=["dormant_fraction"], samples=20, **given)
-    rows = rows_of(learner_of(settings()), stream(tasks=3), settings(), measuring=measuring)
+    rows = rows_of(learner_of(settings()), stream(tasks=3), settings(), measuring=[measuring])
     assert [(row["task"], row["epoch"]) for row in rows if "measures" in row] == expected
     assert all(0 <= row["measures"]["dormant_fraction"] <= 1 for row in rows if "measures" in row)
 
 
 def test_measuring_leaves_training_as_it_was() -> None:
     measuring = Measuring(names=["cheap", "curvature"], samples=20, spectrum=4, slice=3)
-    measured = rows_of(learner_of(settings()), stream(), settings(), measuring=measuring)
+    measured = rows_of(learner_of(settings()), stream(), settings(), measuring=[measuring])
     plain = rows_of(learner_of(settings()), stream(), settings())
     assert [{key: value for key, value in row.items() if key != "measures"} for row in measured] == plain
 
@@ -248,7 +249,7 @@ def test_the_error_of_fire_is_the_distance_between_weights_before_and_after_the_
         kept.append(learner.model[1].weight.detach().clone())
 
     learner.begin = watched  # type: ignore[method-assign]
-    rows = rows_of(learner, stream(), settings(), measuring=measuring)
+    rows = rows_of(learner, stream(), settings(), measuring=[measuring])
     found = [row["measures"]["squared_frobenius_error/1.weight"] for row in rows if row["epoch"] == 0]
     assert found == pytest.approx([0.0, float((kept[3] - kept[2]).square().sum())])
     assert found[1] > 0
@@ -259,10 +260,10 @@ def test_spectrum_and_slice_are_of_the_hessian_and_the_loss() -> None:
     measuring = Measuring(at=["end"], samples=30, spectrum=60, slice=3)
     learner = learner_of(settings())
     (task,) = stream(tasks=1)
-    found = rows_of(learner, [task], settings(), measuring=measuring)[-1]["measures"]
+    found = rows_of(learner, [task], settings(), measuring=[measuring])[-1]["measures"]
     inputs, targets = some_of(task, 30)
     loss = nn.functional.cross_entropy(learner.model.eval()(inputs), targets)
-    assert found["loss_slice"]["losses"][1][1] == pytest.approx(float(loss), rel=1e-5)  # the weights themselves
+    assert found["loss_slice"]["losses"][1][1] == pytest.approx(loss.item(), rel=1e-5)  # the weights themselves
     assert sum(found["hessian_spectrum"]["weights"]) == pytest.approx(1)
     top = max(found["hessian_spectrum"]["nodes"], key=abs)
     assert top == pytest.approx(found["loss_slice"]["eigenvalues"][0], rel=1e-2)
@@ -272,10 +273,12 @@ def test_spectrum_and_slice_are_of_the_hessian_and_the_loss() -> None:
     ("given", "says"),
     [
         ({}, "asks for nothing"),
-        ({"names": ["srank"], "at": ["middle"]}, 'must be a list of "start" and "end"'),
+        ({"names": ["srank"], "at": ["middle"]}, 'must be a list of "start", "end" and "epoch"'),
         ({"names": ["srank"], "every": 0}, "every = 0 must be"),
         ({"names": ["srank"], "samples": 1}, "samples = 1 must be"),
         ({"names": ["srank"], "slice": 1}, "slice = 1 must be"),
+        ({"names": ["sranc"]}, "'sranc' is no measure; did you mean 'srank'"),
+        ({"names": ["srank"], "settings": {"dead_fraction": {}}}, "'dead_fraction', which is not among names"),
     ],
 )
 def test_measures_that_cannot_be_meant_are_refused(given: dict[str, Any], says: str) -> None:
@@ -295,3 +298,26 @@ def test_a_row_reads_as_plain_numbers(device: torch.device) -> None:
     row = Row({"task": 0, "epoch": 1}, {"loss": torch.tensor(0.25, device=device), "test_accuracy": 0.5})
     assert row.read() == {"task": 0, "epoch": 1, "loss": 0.25, "test_accuracy": 0.5}
     assert row.position == (0, 1)
+
+
+def test_measures_may_be_of_the_test_set_and_several_have_moments_of_their_own() -> None:
+    both = [
+        Measuring(names=["dead_fraction"], at=["end"], samples=20),
+        Measuring(names=["gradient_norm"], at=["start"], every=2, samples=20, on=["train", "test"]),
+    ]
+    rows = rows_of(learner_of(settings()), stream(tasks=3), settings(), measuring=both)
+    found = {(row["task"], row["epoch"]): row["measures"] for row in rows if "measures" in row}
+    assert list(found) == [(0, 0), (0, 3), (1, 3), (2, 0), (2, 3)]
+    assert {"gradient_norm", "test/gradient_norm"} <= found[2, 0].keys()
+    assert found[2, 0]["gradient_norm"] != found[2, 0]["test/gradient_norm"]
+    with pytest.raises(ValueError, match=r"on = \['tests'\], and task 'permutation 1' is tested on test"):
+        rows_of(learner_of(settings()), stream(), settings(), measuring=[Measuring(names=["srank"], on=["tests"])])
+
+
+def test_what_cannot_be_measured_is_recorded_with_its_reason_and_training_goes_on() -> None:
+    settled = {"hessian_top_eigenvalue": {"max_steps": 1, "tolerance": 1e-12}}
+    measuring = Measuring(names=["hessian_top_eigenvalue", "dead_fraction"], at=["end"], samples=20, settings=settled)
+    rows = rows_of(learner_of(settings()), stream(), settings(), measuring=[measuring])
+    assert len(rows) == 8
+    assert "more than tolerance" in rows[-1]["measures"]["not_measured"]["hessian_top_eigenvalue"]
+    assert "dead_fraction" in rows[-1]["measures"]

@@ -39,7 +39,7 @@ def measure(
     if not isinstance(names, str | Iterable):
         raise TypeError(f"names is a {type(names).__name__}: give the names of measures, or of a family")
     asked = [names] if isinstance(names, str) else list(names)
-    chosen = _chosen(asked)
+    chosen = chosen_measures(asked)
     _check_settings(settings, chosen)
     found: dict[str, float] = {}
     for name in chosen:
@@ -62,7 +62,8 @@ def measure(
     return found
 
 
-def _chosen(asked: list[str]) -> list[str]:
+def chosen_measures(asked: Iterable[str]) -> list[str]:
+    """The measures that names and families stand for."""
     families = {entry.family for entry in MEASURES.values()}
     chosen: dict[str, None] = {}
     for ask in asked:

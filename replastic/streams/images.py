@@ -159,6 +159,7 @@ class ImageTask(Task):
     """A task of images: what `Task` says, and what its batches are gathered from."""
 
     examples: Examples = field(kw_only=True)
+    tests: Mapping[str, Examples] = field(kw_only=True)
     batch: int = field(kw_only=True)
 
     def order(self, generator: torch.Generator) -> Tensor:
@@ -209,7 +210,9 @@ def image_task(
     def evaluate(model: nn.Module) -> dict[str, float | Tensor]:
         return {f"{split}_accuracy": accuracy(model, tested, correct) for split, tested in tests.items()}
 
-    return ImageTask(name, batches, loss, evaluate, epochs=epochs, correct=correct, examples=examples, batch=batch)
+    return ImageTask(
+        name, batches, loss, evaluate, epochs=epochs, correct=correct, examples=examples, tests=tests, batch=batch
+    )
 
 
 def _order(examples: Examples, generator: torch.Generator) -> Tensor:
