@@ -169,7 +169,10 @@ def _arms(table: Table, training: Training) -> dict[str, Arm]:
             chosen = [{**entry, **values} for entry in tables[:1]] + tables[1:]
             if values and not tables:
                 raise OptionError(f"{where} grid: there is no method whose settings it could be of")
-            arms[f"{name}, {label}" if label else name] = Arm(
+            full = f"{name}, {label}" if label else name
+            if full in arms:
+                raise OptionError(f"[arms] has {full!r} twice: name arms and points of grids differently")
+            arms[full] = Arm(
                 tuple(_named(entry, METHODS, where) for entry in chosen),
                 dict(changed),
                 grid_of=name if values else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -39,6 +40,16 @@ def options_of(made_by: Callable[..., Any], given: Sequence[str] = ()) -> dict[s
         for name, argument in inspect.signature(made_by).parameters.items()
         if name not in given
     }
+
+
+def with_defaults(made_by: Callable[..., Any], options: Mapping[str, Any], given: Sequence[str] = ()) -> dict[str, Any]:
+    """Options together with the defaults of those that are not set; what JSON has no word for is written out."""
+    defaults = {
+        name: argument.default
+        for name, argument in inspect.signature(made_by).parameters.items()
+        if name not in given and argument.default is not argument.empty
+    }
+    return {**json.loads(json.dumps(defaults, default=repr)), **options}
 
 
 def check_keys(table: Mapping[str, Any], known: Sequence[str], where: str, required: Iterable[str] = ()) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .allocator import keep_freed_memory
 from .record import Record, load_checkpoint
 from .record import read as read_run
 from .runs import RunSpec
@@ -91,6 +92,8 @@ class Running:
 
     def prepare(self) -> Position:
         """Make the learner and its tasks, and go to where the run was left; returns that place."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
         torch.manual_seed(self.run.seed)  # what dropout draws; first weights and orders have seeds of their own
         self.learner, self.tasks = self.run.build(device=self.device, root=self.root)
         if self._saved is not None:

@@ -21,9 +21,9 @@ from .guards import flat_list
 from .learner import Learner
 from .method import Method
 from .methods import METHODS, LayerReset
-from .models import build_model
-from .options import OptionError
-from .streams.data import load
+from .models import FROM_IMAGES, MODELS, build_model
+from .options import OptionError, with_defaults
+from .streams.data import DATA_SETS, load
 from .streams.images import ImageData, ImageTask
 from .streams.protocols import PROTOCOLS
 from .training import Training
@@ -55,16 +55,21 @@ class RunSpec:
     def config(self) -> dict[str, Any]:
         """All that decides the results, defaults included, as it is recorded."""
         experiment, arm = self.experiment, self.experiment.arms[self.arm]
+        (data, of_data), (model, of_model), (protocol, of_protocol) = experiment.data, experiment.model, experiment.protocol
         config = {
             "experiment": experiment.name,
             "about": experiment.about,
             "metric": experiment.metric,
-            "data": {"name": experiment.data[0], **experiment.data[1], "validation": experiment.validation},
-            "model": {"name": experiment.model[0], **experiment.model[1]},
-            "protocol": {"name": experiment.protocol[0], **experiment.protocol[1]},
+            "data": {
+                "name": data,
+                **with_defaults(DATA_SETS[data], of_data, ("root", "download")),
+                "validation": experiment.validation,
+            },
+            "model": {"name": model, **with_defaults(MODELS[model], of_model, FROM_IMAGES)},
+            "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, ("data", "seed", "batch"))},
             "training": dataclasses.asdict(self.training),
             "measures": [dataclasses.asdict(measuring) for measuring in experiment.measures],
-            "methods": [{"name": name, **settings} for name, settings in arm.methods],
+            "methods": [{"name": name, **with_defaults(METHODS[name], settings)} for name, settings in arm.methods],
             "grid": {"arm": arm.grid_of, "point": arm.point} if arm.grid_of else None,
             "tasks": self.tasks,
         }

@@ -161,6 +161,15 @@ def test_a_grid_is_an_arm_for_each_of_its_points() -> None:
     }
 
 
+def test_two_arms_of_one_name_are_an_error() -> None:
+    arms = {"x": {"name": "fire", "grid": {"steps": [3, 3]}}}
+    with pytest.raises(OptionError, match="'x, steps=3' twice"):
+        experiment(arms=arms)
+    arms = {"x": {"name": "fire", "grid": {"steps": [3]}}, "x, steps=3": {}}
+    with pytest.raises(OptionError, match="'x, steps=3' twice"):
+        experiment(arms=arms)
+
+
 def test_an_arm_may_have_several_methods_and_another_training() -> None:
     arm = {"methods": [{"name": "cbp", "rate": 1e-5}, {"name": "l2"}], "training": {"learning_rate": 0.1}}
     found = parse(changed("arms", "CBP+L2", to=arm))
@@ -201,7 +210,9 @@ def test_no_name_leaves_its_folder(name: str) -> None:
 def test_what_is_recorded_is_all_that_decides_the_results() -> None:
     base = RunSpec(experiment(), "FIRE", 1).config()
     assert base["training"]["learning_rate"] == 1e-3  # a default
-    assert base["methods"] == [{"name": "fire", "steps": 5}]
+    assert base["methods"][0].items() >= {"name": "fire", "steps": 5, "method": "published", "from_task": 0}.items()
+    assert base["model"]["activation"] == "relu"
+    assert base["protocol"]["train_accuracy"] is False
     for other in (
         changed("training", "batch", to=51),
         changed("model", "hidden", to=[20]),

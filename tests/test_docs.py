@@ -1,8 +1,10 @@
 """Numbers and names in README and docs are those of the records and the code."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
+import io
 import re
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import replastic as rp
 from replastic.measures import MEASURES
 from replastic.methods import METHODS
 from replastic.methods.grids import BEST, GRIDS
+from replastic.streams import PROTOCOLS
 from replastic.weights import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -57,6 +60,12 @@ def test_the_cost_of_measures_is_that_of_the_records(monkeypatch: pytest.MonkeyP
     text = (ROOT / "docs/performance.md").read_text()
     assert load("benchmarks/measures.py", monkeypatch).rendered(text) == text
     assert "ResNet-18, norms in train mode" in text
+
+
+def test_the_speed_of_training_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    assert load("benchmarks/training.py", monkeypatch).rendered(text) == text
+    assert "| 25 stacked |" in text
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/measures.md"])
@@ -192,3 +201,17 @@ def test_every_page_that_is_linked_exists() -> None:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+def test_the_code_on_the_page_of_training_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec("\n".join(blocks), names)
+    assert "(1, 8, 8) 10 1437 360" in printed.getvalue()
+    assert printed.getvalue().count("\n") == 8
+
+
+def test_the_page_of_training_has_every_protocol() -> None:
+    page = (ROOT / "docs/training.md").read_text()
+    assert [name for name in PROTOCOLS if f"| `{name}` |" not in page] == []

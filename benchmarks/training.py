@@ -1,0 +1,351 @@
+"""How fast is training, beside the loop that anyone would write around a DataLoader?
+
+    python benchmarks/training.py                 # on what the machine has; writes benchmarks/results/training-<device>.json
+    python benchmarks/training.py --only plain here --rounds 2     # some of the ways, nothing written
+    python benchmarks/training.py --write-docs    # the table of docs, from the committed records
+
+All train the same network on images of CIFAR's shape in batches of 256 with Adam, clipping and cross-entropy. "plain" is as
+FIRE's released code does it: eager PyTorch in float32 as it comes (on CUDA convolutions are in TF32 then), a Dataset that
+turns each image into a normalised tensor, a DataLoader without workers, the accuracy read after each step; beside it the
+same with workers and pinned memory. On a CPU the other ways keep freed memory, as experiments do. Ways are timed in turn
+within each round, an epoch each, and medians compared; first epochs, in which graphs are recorded and code is compiled, are
+left out and given apart.
+
+Online training of permuted MNIST's network (batches of one) is timed in steps a second, alone and stacked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from polar import CUDA, DEVICE, RESULTS, hardware, synchronise
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from replastic import Learner
+from replastic.allocator import keep_freed_memory
+from replastic.models import CNN, MLP, ResNet
+from replastic.steps import EagerSteps
+from replastic.streams import ImageData, ImageTask, Split
+from replastic.streams.protocols import permuted_pixels, single
+from replastic.train import order_of, steps_for
+from replastic.training import Training
+
+PAGE = Path(__file__).parent.parent / "docs/performance.md"
+KIND = DEVICE.type
+IMAGES = {"cuda": 50_000, "cpu": 5_000}
+BATCH, CLIP, RATE = 256, 0.5, 1e-3
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+WORKERS = min(8, max(1, (os.cpu_count() or 2) // 2))
+ROUNDS = {"cuda": 5, "cpu": 5}
+ONLINE_STEPS = {"cuda": 2000, "cpu": 60}
+MEMBERS = (5, 25)
+
+Epoch = Callable[[], object]
+
+
+def build() -> nn.Module:
+    return ResNet() if CUDA else CNN(3, 32, 10)
+
+
+def cifar_like() -> ImageData:
+    draw = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        images = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=draw)
+        return Split(images, torch.randint(10, (count,), generator=draw))
+
+    return ImageData("CIFAR's shape", split(IMAGES[KIND]), split(100), 10, MEAN, STD)
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """One image at a time, as a normalised tensor: by torchvision's transforms of a PIL image, as its CIFAR-10 does it.
+
+    Where torchvision cannot be imported the same arithmetic is done without PIL, which is faster.
+    """
+
+    def __init__(self, data: ImageData) -> None:
+        self.images, self.labels = data.train.images.numpy(), data.train.labels.tolist()
+        self.transform = torchvision_transform()
+        self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        if self.transform is not None:
+            return self.transform(self.images[number]), self.labels[number]
+        image = torch.from_numpy(self.images[number]).permute(2, 0, 1).contiguous().float().div(255)
+        return (image - self.mean) / self.std, self.labels[number]
+
+
+def torchvision_transform() -> Callable[[Any], Tensor] | None:
+    try:
+        from PIL import Image
+        from torchvision import transforms  # pyright: ignore[reportMissingImports]
+    except (ImportError, RuntimeError):  # beside a CPU build of torch it fails as it is imported
+        return None
+    return transforms.Compose([Image.fromarray, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+
+
+def plain(data: ImageData, workers: int) -> Epoch:
+    """As FIRE's released code trains; with workers, and pinned memory then, as one would to make it faster."""
+    model = build().to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    loader = DataLoader(
+        Images(data),
+        BATCH,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=CUDA and workers > 0,
+        persistent_workers=workers > 0,
+    )
+
+    def epoch() -> None:
+        model.train()
+        right = 0
+        for images, labels in loader:
+            images, labels = images.to(DEVICE, non_blocking=True), labels.to(DEVICE, non_blocking=True)
+            outputs = model(images)
+            right += (outputs.argmax(1) == labels).sum().item()
+            loss = nn.functional.cross_entropy(outputs, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+
+    return epoch
+
+
+def steps_of(data: ImageData, **settings: Any) -> tuple[EagerSteps, ImageTask]:
+    training = Training(renew_optimizer=True, learning_rate=RATE, clip=CLIP, batch=BATCH, **settings)
+    (task,) = single(data.to(DEVICE), seed=0, batch=BATCH, epochs=100)
+    layout = torch.channels_last if CUDA else torch.preserve_format
+    model = build().to(device=DEVICE, memory_format=layout)  # pyright: ignore[reportCallIssue]
+    learner = Learner(model, training.make_optimizer(model))
+    learner.begin(task)
+    return steps_for(learner, training), task
+
+
+def here(data: ImageData, **settings: Any) -> Epoch:
+    if not CUDA:
+        keep_freed_memory()  # as experiments do
+    (steps, task), numbers = steps_of(data, **settings), iter(range(10**6))
+
+    def epoch() -> None:
+        steps.epoch(task, order_of(0, 0, next(numbers)))
+
+    return epoch
+
+
+def two_here(data: ImageData, **settings: Any) -> Epoch:
+    """Two runs that take turns, each on a stream of its own."""
+    streams, both = [torch.cuda.Stream(), torch.cuda.Stream()], list[Any]()
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            both.append(steps_of(data, **settings))
+    numbers = iter(range(10**6))
+
+    def epoch() -> None:
+        number = next(numbers)
+        active = [
+            (stream, steps.pieces(task, order_of(0, 0, number))) for stream, (steps, task) in zip(streams, both, strict=True)
+        ]
+        while active:
+            for turn in list(active):
+                with torch.cuda.stream(turn[0]):
+                    if next(turn[1]) is not None:
+                        active.remove(turn)
+
+    return epoch
+
+
+WAYS: dict[str, tuple[Callable[..., Epoch], dict[str, Any], int]] = {
+    "plain": (plain, {"workers": 0}, 1),
+    f"plain, {WORKERS} workers": (plain, {"workers": WORKERS}, 1),
+    "here": (here, {"path": "eager"}, 1),
+    "here, compiled": (here, {"path": "compiled"}, 1),
+}
+if CUDA:
+    WAYS = {
+        "plain": (plain, {"workers": 0}, 1),
+        f"plain, {WORKERS} workers": (plain, {"workers": WORKERS}, 1),
+        "eager, tf32": (here, {"path": "eager", "precision": "tf32"}, 1),
+        "eager, bfloat16": (here, {"path": "eager", "precision": "bfloat16"}, 1),
+        "graph, float32": (here, {"path": "graph", "precision": "float32"}, 1),
+        "graph, tf32": (here, {"path": "graph", "precision": "tf32"}, 1),
+        "graph, bfloat16": (here, {"path": "graph", "precision": "bfloat16"}, 1),
+        "compiled graph, tf32": (here, {"path": "compiled", "precision": "tf32"}, 1),
+        "compiled graph, bfloat16": (here, {"path": "compiled", "precision": "bfloat16"}, 1),
+        "two side by side, bfloat16": (two_here, {"path": "compiled", "precision": "bfloat16"}, 2),
+    }
+
+
+def timed(epoch: Epoch) -> float:
+    synchronise()
+    start = time.perf_counter()
+    epoch()
+    synchronise()
+    return time.perf_counter() - start
+
+
+def images_a_second(only: list[str] | None, rounds: int) -> dict[str, Any]:
+    """On a CPU every way has a process of its own: what one asks of the memory allocator is not for the others."""
+    chosen = {name: runs for name, (_, _, runs) in WAYS.items() if only is None or name in only}
+    data = cifar_like() if CUDA else None
+    epochs = {name: made(name, data) if data is not None else made_elsewhere(name) for name in chosen}
+    first, seconds = {}, {name: list[float]() for name in chosen}
+    for name, epoch in epochs.items():
+        first[name] = epoch()
+        print(f"{name}: first epoch {first[name]:.1f} s", flush=True)
+    for _ in range(rounds):
+        for name, epoch in epochs.items():
+            seconds[name].append(epoch())
+    found = {}
+    for name, runs in chosen.items():
+        rates = [runs * IMAGES[KIND] / taken for taken in seconds[name]]
+        found[name] = {"images a second": rates, "first epoch, seconds": first[name], "runs": runs}
+        ratio = statistics.median(rates) / statistics.median(found.get("plain", found[name])["images a second"])
+        print(f"{name:<28} {statistics.median(rates):>10,.0f} images/s  {ratio:5.2f}x", flush=True)
+    return found
+
+
+def made(name: str, data: ImageData) -> Callable[[], float]:
+    """A way of training: called, it goes through an epoch, and says how long that took."""
+    torch.manual_seed(0)
+    make, settings, _ = WAYS[name]
+    epoch = make(data, **settings)
+    return lambda: timed(epoch)
+
+
+def made_elsewhere(name: str) -> Callable[[], float]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_epochs, args=(name, theirs))
+    process.start()
+    atexit.register(ours.send, False)  # enough
+
+    def epoch() -> float:
+        ours.send(True)
+        return ours.recv()
+
+    return epoch
+
+
+def _epochs(name: str, pipe: Any) -> None:
+    epoch = made(name, cifar_like())
+    while pipe.recv():
+        pipe.send(epoch())
+
+
+def online(rounds: int) -> dict[str, Any]:
+    """Steps a second, of all members together, of permuted MNIST's network with batches of one."""
+    from replastic.stacked import Stack
+
+    steps = ONLINE_STEPS[KIND]
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (steps, 28, 28, 1), dtype=torch.uint8, generator=draw)
+    split = Split(images, torch.randint(10, (steps,), generator=draw))
+    data = ImageData("MNIST's shape", split, split, 10, (0.1307,), (0.3081,)).to(DEVICE)
+    training = Training(renew_optimizer=False, optimizer="sgd", learning_rate=0.01, clip=CLIP, batch=1)
+
+    def learner(seed: int) -> tuple[Learner, ImageTask]:
+        torch.manual_seed(seed)
+        model = MLP(784, [1000] * 3, 10, init="kaiming").to(DEVICE)
+        return Learner(model, training.make_optimizer(model), seed=seed), permuted_pixels(data, seed=seed, tasks=1)[0]
+
+    def alone(path: str) -> Epoch:
+        one, task = learner(0)
+        one.begin(task)
+        ways = steps_for(one, Training(**{**vars(training), "path": path}))
+        return lambda: ways.epoch(task, order_of(0, 0, 0))
+
+    if not CUDA:
+        keep_freed_memory()
+
+    def stacked(members: int) -> Epoch:
+        pairs = [learner(seed) for seed in range(members)]
+        stack = Stack([one for one, _ in pairs], clip=CLIP)
+        stack.begin([task for _, task in pairs])
+        orders = torch.stack([torch.randperm(steps) for _ in pairs]).to(DEVICE)
+        return lambda: stack.epoch(orders)
+
+    ways: dict[str, tuple[Epoch, int]] = {"alone, eager": (alone("eager"), 1)}
+    if CUDA:
+        ways["alone, graph"] = (alone("graph"), 1)
+    ways |= {f"{members} stacked": (stacked(members), members) for members in MEMBERS}
+    found = {}
+    for name, (epoch, runs) in ways.items():
+        timed(epoch)
+        rates = [runs * steps / timed(epoch) for _ in range(rounds)]
+        found[name] = {"steps a second": rates, "runs": runs}
+        base = statistics.median(found["alone, eager"]["steps a second"])
+        print(f"{name:<28} {statistics.median(rates):>10,.0f} steps/s  {statistics.median(rates) / base:6.2f}x", flush=True)
+        gc.collect()
+    return found
+
+
+def rendered(page: str) -> str:
+    """The page with the tables of the committed records."""
+    paths = [RESULTS / f"training-{kind}.json" for kind in ("cuda", "cpu")]
+    tables = [table(json.loads(path.read_text())) for path in paths if path.exists()]
+    before, _, rest = page.partition("<!-- training -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return before + "<!-- training -->\n" + "\n\n".join(tables) + "\n" + end + after
+
+
+def table(record: dict[str, Any]) -> str:
+    made, ways = record["hardware"], record["images"]
+    lines = [f"{made['device']}, torch {made['torch']}, {record['network']}, transforms by {record['transforms']}:", ""]
+    crowd = next(name for name in ways if name.startswith("plain, "))
+    lines += [f"| | images a second | beside plain | beside {crowd} | first epoch |", "|---|---|---|---|---|"]
+    for name, way in ways.items():
+        rate, spread = middle(way["images a second"])
+        ratios = [rate / middle(ways[other]["images a second"])[0] for other in ("plain", crowd)]
+        first = f"{way['first epoch, seconds']:.1f} s"
+        lines.append(f"| {name} | {rate:,.0f} ({spread}) | **{ratios[0]:.2f}x** | {ratios[1]:.2f}x | {first} |")
+    lines += ["", "| permuted MNIST, batches of one | steps a second, all runs | beside one alone |", "|---|---|---|"]
+    alone = middle(record["online"]["alone, eager"]["steps a second"])[0]
+    for name, way in record["online"].items():
+        rate, spread = middle(way["steps a second"])
+        lines.append(f"| {name} | {rate:,.0f} ({spread}) | **{rate / alone:.1f}x** |")
+    return "\n".join(lines)
+
+
+def middle(rates: list[float]) -> tuple[float, str]:
+    return statistics.median(rates), f"{min(rates):,.0f} to {max(rates):,.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=list(WAYS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS[KIND])
+    parser.add_argument("--write-docs", action="store_true")
+    given = parser.parse_args()
+    if given.write_docs:
+        PAGE.write_text(rendered(PAGE.read_text()))
+        return
+    record = {
+        "hardware": hardware(),
+        "network": "ResNet-18" if CUDA else "CNN of Soft Weight Rescaling",
+        "transforms": "torchvision" if torchvision_transform() is not None else "tensors, without PIL",
+        "images": images_a_second(given.only, given.rounds),
+    }
+    if given.only is None:
+        record["online"] = online(min(given.rounds, 3))
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"training-{KIND}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Many runs: methods x points of their grids x seeds, on this machine or on many; and which point of a grid is best."""
+
+from .best import Best as Best
+from .best import best as best
+from .call import Outcome as Outcome
+from .engine import Engine as Engine
+from .local import Local as Local
+from .on_ray import OnRay as OnRay
+from .on_slurm import OnSlurm as OnSlurm
+from .sweeping import sweep as sweep
