@@ -15,6 +15,7 @@ from typing import Any
 
 from . import experiment
 from .options import OptionError
+from .summary import aligned, summarise, summary_table
 from .sweep import Outcome, best, sweep
 from .sweep.sweeping import ENGINES
 
@@ -68,6 +69,7 @@ def _sweep(given: argparse.Namespace) -> int:
         tell=lambda outcome: print(f"{outcome.arm}, seed {outcome.seed}: {outcome.status}", flush=True),
     )
     _print_outcomes(outcomes)
+    _print_summary(given.out)
     return 0 if all(outcome.status == "finished" for outcome in outcomes) else 1
 
 
@@ -87,6 +89,14 @@ def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
         print("\nTracebacks are in end.json of each folder; --retry goes on with what has failed.")
 
 
+def _print_summary(out: str) -> None:
+    found = summarise(out)
+    if found:
+        print()
+        for line in summary_table(found):
+            print(line)
+
+
 def _best(given: argparse.Namespace) -> int:
     found = best(given.out)
     rows = []
@@ -98,9 +108,8 @@ def _best(given: argparse.Namespace) -> int:
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    for row in [head, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in aligned(head, rows):
+        print(line)
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -21,6 +21,7 @@ from .record import read as read_run
 from .running import Running
 from .running_stacked import finish_stacked, fits_in_stack
 from .runs import RunSpec, first_tasks, runs_of
+from .summary import summarise, summary_table
 
 log = logging.getLogger("replastic")
 Tell = Callable[[Running], None] | None
@@ -136,6 +137,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m repla
         return 2
     for folder, status in statuses.items():
         log.info("%s: %s", Path(given.out) / folder, status)
+    for line in summary_table(summarise(given.out)) if "finished" in statuses.values() else ():
+        log.info("%s", line)
     return 0 if all(status == "finished" for status in statuses.values()) else 1
 
 
