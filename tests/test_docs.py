@@ -5,7 +5,9 @@ import dataclasses
 import importlib.util
 import inspect
 import io
+import json
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -215,3 +217,27 @@ def test_the_code_on_the_page_of_training_runs() -> None:
 def test_the_page_of_training_has_every_protocol() -> None:
     page = (ROOT / "docs/training.md").read_text()
     assert [name for name in PROTOCOLS if f"| `{name}` |" not in page] == []
+
+
+def test_the_readmes_table_of_the_quick_experiment_is_what_it_printed() -> None:
+    shown = between((ROOT / "README.md").read_text(), "quick")
+    assert shown == "```text\n" + (ROOT / "experiments/quick.txt").read_text() + "```"
+    assert len(shown.splitlines()) == 12
+
+
+def test_the_speeds_in_the_readme_are_those_of_the_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/training-cuda.json").read_text())["images"]
+    rates = {name: statistics.median(way["images a second"]) for name, way in record.items()}
+    text = " ".join((ROOT / "README.md").read_text().split())
+    one, two = rates["compiled graph, bfloat16"], rates["two side by side, bfloat16"]
+    assert f"trains at {round(one, -3):,.0f} images a second, {one / rates['plain']:.0f} times" in text
+    assert f"and {one / rates['plain, 8 workers']:.1f} times what it does with eight workers" in text
+    assert f"two runs side by side at {round(two, -3):,.0f}." in text
+
+
+def test_the_table_of_files_has_every_file() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    package = ROOT / "replastic"
+    files = [path.name for path in package.glob("*.py") if not path.name.startswith("__")]
+    folders = [f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()]
+    assert [name for name in [*files, *folders] if f"`{name}`" not in text] == []
