@@ -108,6 +108,9 @@ class CapturedSteps(EagerSteps):
         if known is None or known.task is not task or known.optimizer is not self.learner.optimizer:
             self._recorded = None  # first of all: its memory is let go
             self._recorded = _Recording(self, task)
+            # A boundary may have brought parameters that the optimiser has no state of yet. Made within a graph, it would be
+            # made anew by every replay.
+            self._warm = min(self._warm, _WARM_UP - 1)
         assert self._recorded is not None
         return self._recorded
 

@@ -122,8 +122,9 @@ def parse(table: Table) -> Experiment:
     for key, kind in plain.items():
         if key in table:
             check_type(table[key], kind, key)
-    if not table["seeds"] or len(set(table["seeds"])) < len(table["seeds"]):
-        raise OptionError(f"seeds = {table['seeds']!r}: give at least one, each once")
+    seeds = table["seeds"]
+    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+        raise OptionError(f"seeds = {seeds!r}: give at least one, each once, 0 or more")
     data = dict(_table(table["data"], "[data]"))
     validation = data.pop("validation", 0)
     check_type(validation, int, "[data] validation")

@@ -51,42 +51,46 @@ def run(
 
     def opened(one: RunSpec) -> Running | None:
         try:
-            return Running(one, out, device=place, root=root, first=firsts.get(one.folder), retry=retry)
+            first, turns = firsts.get(one.folder), side_by_side > 1
+            return Running(one, out, device=place, root=root, first=first, retry=retry, turns=turns)
         except (OSError, RuntimeError, ValueError) as problem:  # of this run's folder: the others go on
             log.error("%s", problem)
             statuses[str(one.folder)] = "not opened"
             return None
 
     if experiment.training.path == "stacked":
-        together = [running for running in map(opened, wanted) if running is not None]
-        _stack([running for running in together if not running.ended and fits_in_stack(running)], tell)
-        for running in together:
-            running.close()
+        _train_as_one([running for running in map(opened, wanted) if running is not None], tell)
     for wave in (before, wanted):
         _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, statuses, tell)
     return statuses
 
 
-def _stack(runs: Sequence[Running], tell: Tell) -> None:
-    """Train runs as one. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
-    if len(runs) > 1:
-        finish_stacked(runs, tell)
+def _train_as_one(runs: Sequence[Running], tell: Tell) -> None:
+    """Stack those that fit. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
+    try:
+        together = [running for running in runs if not running.ended and fits_in_stack(running)]
+        if len(together) > 1:
+            finish_stacked(together, tell)
+    finally:
+        for running in runs:
+            running.close()
 
 
 def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, str], tell: Tell) -> None:
     active: list[Running] = []
-    while True:
-        active += itertools.islice(runs, side_by_side - len(active))
-        if not active:
-            return
-        for running in list(active):
-            more = running.advance()
-            if tell is not None:
-                tell(running)
-            if not more:
-                statuses[str(running.run.folder)] = running.status
-                running.close()
-                active.remove(running)
+    try:
+        while active := active + list(itertools.islice(runs, side_by_side - len(active))):
+            for running in list(active):
+                more = running.advance()
+                if tell is not None:
+                    tell(running)
+                if not more:
+                    statuses[str(running.run.folder)] = running.status
+                    running.close()
+                    active.remove(running)
+    finally:
+        for running in active:  # somebody pressed Ctrl-C, or the disk is full: folders are let go
+            running.close()
 
 
 def chosen_runs(experiment: Experiment, arms: Sequence[str] | None, seeds: Sequence[int] | None) -> list[RunSpec]:
@@ -135,6 +139,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m repla
     except (OptionError, OSError, RuntimeError, ValueError) as problem:
         log.error("%s", problem)
         return 2
+    except KeyboardInterrupt:
+        log.error("stopped; the same command goes on")
+        return 130
     for folder, status in statuses.items():
         log.info("%s: %s", Path(given.out) / folder, status)
     for line in summary_table(summarise(given.out)) if "finished" in statuses.values() else ():

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from .record import Record, load_checkpoint
 from .record import read as read_run
 from .runs import RunSpec
 from .task import Task
-from .train import Position, Row, train_in_pieces
+from .train import Position, Row, train, train_in_pieces
 
 _ROWS_ON_THEIR_WAY = 1  # left unread while training goes on, so that it need not wait for the device
 
@@ -28,6 +28,7 @@ class Running:
 
     first: the run of a first task that this one shares with others; if it has finished, this one goes on from there.
     retry: a run that has failed goes on from where it was saved last.
+    turns: a piece is a few steps, and not up to the next row.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Running:
         root: str | Path | None = None,
         first: RunSpec | None = None,
         retry: bool = False,
+        turns: bool = False,
     ) -> None:
-        self.run, self.out, self.root, self.first = run, Path(out), root, first
+        self.run, self.out, self.root, self.first, self._turns = run, Path(out), root, first, turns
         self.device = torch.device(device)
         self.record = Record.open(self.out / run.folder, config=run.config(), seed=run.seed, arm=run.arm)
         try:
@@ -75,9 +77,11 @@ class Running:
             with self._in_its_own_world():
                 self._next_piece()
         except Exception:
-            self._write(left=0)
+            reason = traceback.format_exc()
+            with suppress(Exception):  # what was wrong may be wrong with figures that are still on the device, too
+                self._write(left=0)
             if not self.ended:
-                self.record.end("failed", traceback.format_exc())
+                self.record.end("failed", reason)
         return not self.ended
 
     def finish(self) -> str:
@@ -120,7 +124,7 @@ class Running:
     def _next_piece(self) -> None:
         if self._rows is None:
             done, settings = self.prepare(), self.run.experiment.measures
-            self._rows = train_in_pieces(
+            self._rows = (train_in_pieces if self._turns else train)(
                 self.learner, self.tasks, self.run.training, seed=self.run.seed, done=done, measuring=settings
             )
         row = next(self._rows, self)  # which stands for the end: None is a pause

@@ -108,6 +108,20 @@ def test_every_optimiser_takes_part(optimizer: str, momentum: float) -> None:
 
 
 @cuda
+def test_the_optimiser_remembers_what_a_boundary_has_brought() -> None:
+    """State that is made within a graph is made anew by every replay, and forgets."""
+    given = {"optimizer": "adam", "learning_rate": 1e-3}
+    (captured, _), (eager, _) = (trained(path, [rp.PlasticityInjection()], stream(), **given) for path in ("graph", "eager"))
+    counts = [
+        [int(learner.optimizer.state[parameter]["step"]) for parameter in learner.trained()] for learner in (captured, eager)
+    ]
+    assert counts[0] == counts[1]
+    for mine, theirs in zip(captured.trained(), eager.trained(), strict=True):
+        moments = [learner.optimizer.state[p]["exp_avg_sq"] for learner, p in ((captured, mine), (eager, theirs))]
+        assert moments[0].sum() == pytest.approx(moments[1].sum().item(), rel=0.1)
+
+
+@cuda
 def test_masks_of_tasks_are_each_tasks_own() -> None:
     tasks = class_incremental(data(), seed=0, batch=20, phases=2, epochs=3, masked=True)
     check_alike(trained("graph", [], tasks), trained("eager", [], tasks))

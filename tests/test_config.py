@@ -75,6 +75,7 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("seeds",), None, "the file has no 'seeds'"),
     (("seeds",), [], r"seeds = \[\]: give at least one"),
     (("seeds",), [1, 1], "each once"),
+    (("seeds",), [-1], "0 or more"),
     (("seeds",), ["one"], r"seeds = \['one'\]: give a list, each a whole number"),
     (("name",), 3, "name = 3: give a text in quotes"),
     (("data", "name"), "cifar", "did you mean 'cifar10'?"),

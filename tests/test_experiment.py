@@ -237,6 +237,16 @@ def test_a_failed_run_goes_on_from_its_last_checkpoint_when_retried(tmp_path: Pa
     assert same_end(tmp_path / "whole" / "base" / "seed-0", tmp_path / "failed" / "base" / "seed-0")
 
 
+def test_folders_are_let_go_of_when_somebody_stops_the_runs(tmp_path: Path) -> None:
+    def stop(running: Running) -> None:
+        raise KeyboardInterrupt
+
+    of = experiment({"a": {}, "b": {"name": "l2"}})
+    with pytest.raises(KeyboardInterrupt):
+        finished(tmp_path, of, side_by_side=2, tell=stop)
+    assert set(finished(tmp_path, of).values()) == {"finished"}
+
+
 def test_another_experiment_in_the_same_folder_is_refused_and_nothing_is_touched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
