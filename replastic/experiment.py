@@ -66,7 +66,7 @@ def run(
 
 
 def _train_as_one(runs: Sequence[Running], tell: Tell) -> None:
-    """Stack those that fit. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
+    """Stack those that fit. Should that fail, each goes on by itself from where it was saved, and the culprit alone fails."""
     try:
         together = [running for running in runs if not running.ended and fits_in_stack(running)]
         if len(together) > 1:

@@ -372,7 +372,7 @@ def test_every_option_is_explicit(name: str) -> None:
         ("mlp", {"hiden": [5]}, r"'hiden': did you mean 'hidden'\? \(there are hidden, activation, norm, init\)"),
         ("vit", {"norm": "batch"}, "model 'vit' has the key 'norm'.*there are patch, dim, depth, heads"),
         ("mlp", {}, "model 'mlp' has no 'hidden', which has no default"),
-        ("cnn", {"size": 3, "classes": 2}, "'size', which follows from the rest: leave it out"),
+        ("cnn", {"size": 3}, "'size', which follows from the rest: leave it out"),
         ("mlp", {"hidden": 100}, "model 'mlp' hidden = 100: give a list, each a whole number"),
         ("mlp", {"hidden": "100"}, "hidden = '100': give a list"),
         ("mlp", {"hidden": [100, 2.5]}, "each a whole number"),
