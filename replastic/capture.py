@@ -27,7 +27,7 @@ from .training import Training
 from .units import original
 
 _PIECE = 2  # steps from one run's turn to the next: kernels of two runs overlap best if both wait at the device's door
-_WARM_UP = 3  # real steps before a graph is recorded: libraries choose their kernels, optimisers make their state
+WARM_UP = 3  # real steps before a graph is recorded: libraries choose their kernels, optimisers make their state
 
 
 class CapturedSteps(EagerSteps):
@@ -90,7 +90,7 @@ class CapturedSteps(EagerSteps):
         current = torch.cuda.current_stream(self.learner.device)
         if current != torch.cuda.default_stream(self.learner.device):
             return torch.cuda.stream(current)
-        return _Beside(self.stream, current)
+        return beside(self.stream)
 
     def _uses_compiler(self) -> bool:
         return self.compiled and self.learner.taps is None  # a tap's hooks would be compiled in, and taps come and go
@@ -110,19 +110,18 @@ class CapturedSteps(EagerSteps):
             self._recorded = _Recording(self, task)
             # A boundary may have brought parameters that the optimiser has no state of yet. Made within a graph, it would be
             # made anew by every replay.
-            self._warm = min(self._warm, _WARM_UP - 1)
+            self._warm = min(self._warm, WARM_UP - 1)
         assert self._recorded is not None
         return self._recorded
 
     def _one(self, recording: _Recording) -> None:
-        if self._warm < _WARM_UP:
+        if self._warm < WARM_UP:
             self._warm += 1
             recording.run()
         elif recording.graph is None:
             recording.record()
         if recording.graph is not None:
-            recording.graph.replay()
-            recording.show_taps()
+            recording.replay()
         self._between(recording)
 
     def _between(self, recording: _Recording) -> None:
@@ -154,6 +153,8 @@ class _Recording:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Batch | None = None
         self._seen: dict[str, Tensor] = {}
+        self._gradients: list[Tensor | None] = []
+        self._tested = False
         self._tests: torch.cuda.CUDAGraph | None = None
         self._figures: dict[str, Tensor] = {}
 
@@ -184,21 +185,30 @@ class _Recording:
         with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(learner.device)):
             self.run()
         self._seen = dict(learner.taps.inputs) if learner.taps is not None else {}
+        self._gradients = [parameter.grad for parameter in learner.trained()]
+
+    def replay(self) -> None:
+        """Run the graph, and show those who look what it has made: it lies where it lay when the graph was recorded."""
+        assert self.graph is not None
+        learner = self.steps.learner
+        self.graph.replay()
+        if not self.whole:  # an eager step in between has put gradients of its own in their place
+            for parameter, gradient in zip(learner.trained(), self._gradients, strict=True):
+                parameter.grad = gradient
+        if learner.taps is not None:
+            learner.taps.inputs.update(self._seen)
 
     def evaluate(self, figures_of: Callable[[], Mapping[str, Any]]) -> dict[str, Tensor]:
         """Figures of the model, from a graph of their own; copies, because the next replay writes over them."""
+        if not self._tested:  # libraries choose their kernels for these batches, which they cannot do within a graph
+            self._tested = True
+            return dict(figures_of())
         if self._tests is None:
             self._tests = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._tests, stream=torch.cuda.current_stream(self.steps.learner.device)):
                 self._figures = dict(figures_of())
         self._tests.replay()
         return {name: figure.clone() for name, figure in self._figures.items()}
-
-    def show_taps(self) -> None:
-        """What units did in a replay lies where it lay when the graph was recorded."""
-        taps = self.steps.learner.taps
-        if taps is not None:
-            taps.inputs.update(self._seen)
 
 
 def capturable(optimizer: Optimizer) -> bool:
@@ -215,20 +225,16 @@ def _penalties_fit(learner: Learner) -> bool:
     return all(method.capturable for method in learner.acting("penalty"))
 
 
-class _Beside:
-    """Work on another stream, in order with the one that was current before and is after."""
-
-    def __init__(self, stream: torch.cuda.Stream, current: torch.cuda.Stream) -> None:
-        self.stream, self.current = stream, current
-
-    def __enter__(self) -> None:
-        self.stream.wait_stream(self.current)
-        self._context = torch.cuda.stream(self.stream)
-        self._context.__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        self._context.__exit__(*exception)
-        self.current.wait_stream(self.stream)
+@contextmanager
+def beside(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work on another stream, in order with the one that is current before and after."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)
 
 
 class CompiledSteps(EagerSteps):

@@ -174,7 +174,7 @@ def _arms(table: Table, training: Training) -> dict[str, Arm]:
             if full in arms:
                 raise OptionError(f"[arms] has {full!r} twice: name arms and points of grids differently")
             arms[full] = Arm(
-                tuple(_named(entry, METHODS, where) for entry in chosen),
+                tuple(_method(entry, where) for entry in chosen),
                 dict(changed),
                 grid_of=name if values else "",
                 point=values,
@@ -182,6 +182,15 @@ def _arms(table: Table, training: Training) -> dict[str, Arm]:
     if not arms:
         raise OptionError("[arms] has none: write [arms.base] for training without any method")
     return arms
+
+
+def _method(entry: Any, where: str) -> tuple[str, Table]:
+    name, settings = _named(entry, METHODS, where)
+    try:
+        METHODS[name](**settings)  # what it says of its settings it says now
+    except (TypeError, ValueError) as problem:
+        raise OptionError(f"{where}: {problem}") from problem
+    return name, settings
 
 
 def _points(grid: Table, where: str) -> list[tuple[str, dict[str, Any]]]:
@@ -242,14 +251,25 @@ def _fields(settings: Any) -> dict[str, Any]:
 def _change(table: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     try:
+        named = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError as problem:
+        raise OptionError(
+            f'--set {change!r}: write it as section.key=value, as in training.batch=128 or arms."S&P".rate=0.5'
+        ) from problem
+    if not equals:
+        raise OptionError(f"--set {change!r}: write it as section.key=value, as in training.batch=128")
+    try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # words need no quotes on a command line
-    if not equals or not key.strip():
-        raise OptionError(f"--set {change!r}: write it as section.key=value, as in training.batch=128")
-    *path, last = key.strip().split(".")
-    for part in path:
+    path = []
+    while isinstance(named, dict):
+        path.append(next(iter(named)))
+        named = named[path[-1]]
+    if path[0] == "arms" and len(path) > 1 and path[1] not in table.get("arms", {}):
+        raise OptionError(f"--set {change!r}: [arms] has no {path[1]!r}; {nearest(path[1], table.get('arms', {}))}")
+    for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise OptionError(f"--set {change!r}: {part} is no table of the file")
-    table[last] = value
+    table[path[-1]] = value

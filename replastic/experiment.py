@@ -17,6 +17,7 @@ import torch
 
 from .config import Experiment, read
 from .options import OptionError, nearest
+from .record import RecordNotWritten
 from .record import read as read_run
 from .running import Running
 from .running_stacked import finish_stacked, fits_in_stack
@@ -44,6 +45,8 @@ def run(
     side_by_side: runs that take turns: on a GPU one's kernels fill the gaps between another's.
     tell: called after each row.
     """
+    if side_by_side < 1:
+        raise OptionError(f"--side-by-side {side_by_side}: give 1 or more")
     wanted, firsts = chosen_runs(experiment, arms, seeds), first_tasks(experiment)
     before = list({firsts[one.folder].folder: firsts[one.folder] for one in wanted if one.folder in firsts}.values())
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -59,16 +62,17 @@ def run(
             return None
 
     if experiment.training.path == "stacked":
-        _train_as_one([running for running in map(opened, wanted) if running is not None], tell)
+        fitting = [one for one in wanted if fits_in_stack(one)]
+        _train_as_one([running for running in map(opened, fitting) if running is not None], tell)
     for wave in (before, wanted):
         _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, statuses, tell)
     return statuses
 
 
 def _train_as_one(runs: Sequence[Running], tell: Tell) -> None:
-    """Stack those that fit. Should that fail, each goes on by itself from where it was saved, and the culprit alone fails."""
+    """Stack them. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
     try:
-        together = [running for running in runs if not running.ended and fits_in_stack(running)]
+        together = [running for running in runs if not running.ended]
         if len(together) > 1:
             finish_stacked(together, tell)
     finally:
@@ -81,11 +85,15 @@ def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, 
     try:
         while active := active + list(itertools.islice(runs, side_by_side - len(active))):
             for running in list(active):
-                more = running.advance()
+                try:
+                    more = running.advance()
+                except RecordNotWritten as problem:  # the run can go on when there is room
+                    log.error("%s", problem)
+                    more = False
                 if tell is not None:
                     tell(running)
                 if not more:
-                    statuses[str(running.run.folder)] = running.status
+                    statuses[str(running.run.folder)] = running.status if running.ended else "stopped"
                     running.close()
                     active.remove(running)
     finally:
@@ -144,7 +152,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m repla
         return 130
     for folder, status in statuses.items():
         log.info("%s: %s", Path(given.out) / folder, status)
-    for line in summary_table(summarise(given.out)) if "finished" in statuses.values() else ():
+    for line in summary_table(summarise(given.out)) if Path(given.out).is_dir() else ():
         log.info("%s", line)
     return 0 if all(status == "finished" for status in statuses.values()) else 1
 

@@ -334,7 +334,8 @@ class Learner:
         for method, entry in zip(self.methods, saved["methods"], strict=True):
             self._start(method)  # one after the other: what one rebuilds the next must find
             method.state = moved(entry["state"], method.state, self.device)
-            method.rebuild(self)
+            if any(method is started for started in self._started):
+                method.rebuild(self)
             if entry["settings"] != repr(method):
                 warnings.warn(f"the checkpoint is of {entry['settings']}; going on as {method!r}", stacklevel=2)
         names = {plain(name): name for name in original(self.model).state_dict()}

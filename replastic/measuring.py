@@ -14,7 +14,7 @@ from .learner import Learner
 from .measures import NotMeasurable, Probe, measure
 from .measures.curvature import hessian, hessian_density, loss_slice, top_eigenpairs
 from .measures.not_measurable import NotApplicable
-from .measures.take import chosen_measures
+from .measures.take import check_settings, chosen_measures
 from .states import named_tensors
 from .streams.images import ImageTask
 from .task import Task
@@ -75,10 +75,16 @@ class Measuring:
                 raise ValueError(f"measures: {name} = {getattr(self, name)!r} must be {expected}")
         if not (self.names or self.spectrum or self.slice):
             raise ValueError("measures: names = [] asks for nothing: name some, or leave [measures] out")
+        if not self.at and not self.epochs:
+            raise ValueError('measures: at = [] is never: give "start", "end" or "epoch", or epochs')
+        alone = [name for name in self.names if name in _DISTANCES and "start" not in self.at]
+        if alone:
+            raise ValueError(f'measures: {alone[0]} compares weights before and after a boundary: add "start" to at')
         covered = chosen_measures(self.names) if self.names else []
         unused = [name for name in self.settings if name not in covered]
         if unused:
             raise ValueError(f"measures: settings are given for {unused[0]!r}, which is not among names: add it there")
+        check_settings(self.settings, covered)
 
     def due(self, task: int, epoch: int, epochs: int) -> bool:
         """Whether to measure after so many epochs of a task."""

@@ -85,7 +85,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return value in inner
     if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
         return any(_fits(value, one) for one in inner)
-    if origin in (list, tuple) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
+    if _is_list(origin):
         return isinstance(value, list | tuple) and all(_fits(one, inner[0]) for one in value)
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(_fits(one, inner[1]) for one in value.values())
@@ -96,13 +96,18 @@ def _fits(value: Any, kind: Any) -> bool:
     return inspect.isclass(kind) and isinstance(value, kind)
 
 
+def _is_list(origin: Any) -> bool:
+    """Whether an annotation such as Sequence[int] or Iterable[str] is what a TOML list can be given for."""
+    return inspect.isclass(origin) and (origin is tuple or issubclass(list, origin))
+
+
 def _described(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
         return " or ".join(_described(one) for one in inner if one is not type(None))
-    if origin in (list, tuple) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
+    if _is_list(origin):
         return f"a list, each {_described(inner[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .allocator import keep_freed_memory
-from .record import Record, load_checkpoint
+from .record import Record, RecordNotWritten, load_checkpoint
 from .record import read as read_run
 from .runs import RunSpec
 from .task import Task
@@ -44,21 +44,29 @@ class Running:
     ) -> None:
         self.run, self.out, self.root, self.first, self._turns = run, Path(out), root, first, turns
         self.device = torch.device(device)
-        self.record = Record.open(self.out / run.folder, config=run.config(), seed=run.seed, arm=run.arm)
-        try:
-            if retry and self.record.status == "failed":
-                self.record.retry()
-            self._saved = None if self.ended else self.record.resume()  # raises if it is damaged, and changes nothing
-        except BaseException:
-            self.record.close()
-            raise
         self.last: dict[str, Any] = {}  # the last row that was written
-        self.tasks: Sequence[Task] = ()  # until it begins
+        self.tasks: Sequence[Task] = ()  # of a run that has ended, none
         self._rows: Iterator[Row | None] | None = None
         self._waiting: deque[Row] = deque()
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._random: dict[str, torch.Tensor] | None = None
+        self._saved: tuple[dict[str, int], dict[str, Any]] | None = None
         self._saved_at = time.monotonic()
+        folder = self.out / run.folder
+        new = not (folder / "run.json").exists()
+        if new:
+            self._build()  # what cannot be built leaves no folder behind
+        self.record = Record.open(folder, config=run.config(), seed=run.seed, arm=run.arm, about=run.about())
+        try:
+            if retry and self.record.status == "failed":
+                self.record.retry()
+            if not self.ended:
+                self._saved = self.record.resume()  # raises if it is damaged, and changes nothing
+                if not new:
+                    self._build()
+        except BaseException:
+            self.record.close()
+            raise
 
     @property
     def status(self) -> str:
@@ -70,18 +78,24 @@ class Running:
         return self.status in ("finished", "diverged", "failed")
 
     def advance(self) -> bool:
-        """Train a piece; whether there is more to do. What goes wrong is recorded, and ends this run alone."""
+        """Train a piece; whether there is more to do.
+
+        What goes wrong is recorded, and ends this run alone. If it cannot be recorded, that is an error here, and the run
+        can go on later from where it was saved.
+        """
         if self.ended:
             return False
         try:
             with self._in_its_own_world():
                 self._next_piece()
+        except RecordNotWritten:
+            raise
         except Exception:
             reason = traceback.format_exc()
             with suppress(Exception):  # what was wrong may be wrong with figures that are still on the device, too
                 self._write(left=0)
             if not self.ended:
-                self.record.end("failed", reason)
+                self.record.end("diverged" if self._has_lost_its_weights() else "failed", reason)
         return not self.ended
 
     def finish(self) -> str:
@@ -94,16 +108,25 @@ class Running:
         """Let go of the folder; a run that has not ended can go on later."""
         self.record.close()
 
-    def prepare(self) -> Position:
-        """Make the learner and its tasks, and go to where the run was left; returns that place."""
+    def _build(self) -> None:
         if self.device.type == "cpu":
             keep_freed_memory()
-        torch.manual_seed(self.run.seed)  # what dropout draws; first weights and orders have seeds of their own
-        self.learner, self.tasks = self.run.build(device=self.device, root=self.root)
+        with self._in_its_own_world():
+            torch.manual_seed(self.run.seed)  # what dropout draws; first weights and orders have seeds of their own
+            self.learner, self.tasks = self.run.build(device=self.device, root=self.root)
+
+    def _has_lost_its_weights(self) -> bool:
+        """Whether what went wrong is that weights are no numbers any more, which some decompositions refuse."""
+        with suppress(Exception):  # a device that has failed cannot tell
+            return not all(bool(tensor.isfinite().all()) for tensor in self.learner.parameters.values())
+        return False
+
+    def prepare(self) -> Position:
+        """Go to where the run was left; returns that place."""
         if self._saved is not None:
             (position, state), self._saved = self._saved, None
             self.learner.load_state_dict(state["learner"], task=self.tasks[position["task"]])
-            _set_random(state["random"])
+            _set_random(state["random"], self.device)
             return position["task"], position["epoch"]
         return self._adopt(self.first) if self.first is not None else (0, 0)
 
@@ -136,22 +159,23 @@ class Running:
     def _adopt(self, first: RunSpec) -> Position:
         """Take over a first task that another run has trained: its rows, its weights, its optimiser's state."""
         folder = self.out / first.folder
-        if not (folder / "run.json").exists() or read_run(folder).status != "finished":
+        if not (folder / "run.json").exists() or (shared := read_run(folder)).status != "finished":
             return (0, 0)
         position, state = load_checkpoint(folder)
-        for row in read_run(folder).rows:
+        for row in shared.rows:
             self.record.add(row)
         mine = self.learner.state_dict()
         state["learner"] |= {"methods": mine["methods"], "generator": mine["generator"]}
         self.learner.load_state_dict(state["learner"], task=self.tasks[0])
-        _set_random(state["random"])
+        _set_random(state["random"], self.device)
         return position["task"], position["epoch"]
 
     def _write(self, *, left: int) -> None:
         """Write the rows that wait, all but the last few."""
         while len(self._waiting) > left and not self.ended:
-            self.last = self._waiting.popleft().read()
+            self.last = self._waiting[0].read()
             self.record.add(self.last)
+            self._waiting.popleft()  # not before it is written
             if not math.isfinite(self.last.get("loss", 0.0)):
                 place = f"task {self.last['task']}, epoch {self.last['epoch']}"
                 self.record.end("diverged", f"the loss is {self.last['loss']} in {place}")
@@ -177,7 +201,7 @@ class Running:
         """A stream and a random state of its own, so that runs that take turns do not see each other."""
         outside = _get_random(self.device)
         if self._random is not None:
-            _set_random(self._random)
+            _set_random(self._random, self.device)
         with ExitStack() as stack:
             if self._stream is not None:
                 stack.enter_context(torch.cuda.stream(self._stream))
@@ -185,7 +209,7 @@ class Running:
                 yield
             finally:
                 self._random = _get_random(self.device)
-                _set_random(outside)
+                _set_random(outside, self.device)
 
 
 def _get_random(device: torch.device) -> dict[str, torch.Tensor]:
@@ -194,7 +218,7 @@ def _get_random(device: torch.device) -> dict[str, torch.Tensor]:
     return {"cpu": torch.get_rng_state(), **on_gpu}
 
 
-def _set_random(state: dict[str, torch.Tensor]) -> None:
+def _set_random(state: dict[str, torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

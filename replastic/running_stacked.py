@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from .running import Running
+from .runs import RunSpec
 from .stacked_methods import check_methods
 from .train import Position
-from .train_stacked import train_stacked
+from .train_stacked import in_common, train_stacked
 
 log = logging.getLogger("replastic")
 
 
 def finish_stacked(runs: Sequence[Running], tell: Callable[[Running], None] | None = None) -> bool:
-    """Train runs to their end, those that stand at the same place as one; whether that went well.
+    """Train runs to their end, those that stand at the same place and train alike as one; whether that went well.
 
     Runs that were killed while they were being saved may stand at different places, and then train in several stacks.
     """
-    places: dict[Position, list[Running]] = {}
+    alike: dict[tuple[object, ...], list[Running]] = {}
     try:
         for running in runs:
-            places.setdefault(running.prepare(), []).append(running)
-        for done, together in places.items():
-            _train(together, done, tell)
+            alike.setdefault((running.prepare(), in_common(running.run.training)), []).append(running)
+        for (done, _), together in alike.items():
+            _train(together, cast(Position, done), tell)
     except Exception:
         log.warning("these %d runs could not be trained as one", len(runs), exc_info=True)
         return False
@@ -53,10 +55,10 @@ def _train(runs: Sequence[Running], done: Position, tell: Callable[[Running], No
             tell(running)
 
 
-def fits_in_stack(running: Running) -> bool:
-    """Whether a stack can do what the run's methods do."""
+def fits_in_stack(run: RunSpec) -> bool:
+    """Whether a run is to be stacked, and a stack can do what its methods do."""
     try:
-        check_methods(running.run.methods())
+        check_methods(run.methods())
     except (TypeError, ValueError):
         return False
-    return True
+    return run.training.path == "stacked" and run.training.precision != "bfloat16"

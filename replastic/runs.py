@@ -22,7 +22,7 @@ from .learner import Learner
 from .method import Method
 from .methods import METHODS, LayerReset
 from .models import FROM_IMAGES, MODELS, build_model
-from .options import OptionError, with_defaults
+from .options import OptionError, nearest, with_defaults
 from .streams.data import DATA_SETS, load
 from .streams.images import ImageData, ImageTask
 from .streams.protocols import PROTOCOLS
@@ -52,14 +52,15 @@ class RunSpec:
         chosen = [METHODS[name](**settings) for name, settings in self.experiment.arms[self.arm].methods]
         return flat_list([*([LayerReset()] if self.training.reset_head else []), *chosen])
 
+    def about(self) -> dict[str, Any]:
+        """What is said of the run, and decides nothing."""
+        return {name: getattr(self.experiment, name) for name in ("name", "about", "metric")}
+
     def config(self) -> dict[str, Any]:
         """All that decides the results, defaults included, as it is recorded."""
         experiment, arm = self.experiment, self.experiment.arms[self.arm]
         (data, of_data), (model, of_model), (protocol, of_protocol) = experiment.data, experiment.model, experiment.protocol
         config = {
-            "experiment": experiment.name,
-            "about": experiment.about,
-            "metric": experiment.metric,
             "data": {
                 "name": data,
                 **with_defaults(DATA_SETS[data], of_data, ("root", "download")),
@@ -86,7 +87,7 @@ class RunSpec:
             data = data.hold_out(experiment.validation, self.seed)
         protocol, settings = experiment.protocol
         tasks = PROTOCOLS[protocol](data, seed=self.seed, batch=training.batch, **settings)
-        outputs = settings.get("classes", 2) if protocol == "class_pairs" else data.classes
+        outputs = self.config()["protocol"].get("classes", data.classes)  # of class pairs, those of a pair
 
         def made() -> nn.Module:
             return build_model(experiment.model[0], data.shape, outputs, **experiment.model[1])
@@ -97,8 +98,26 @@ class RunSpec:
         # Convolutions on GPUs are fastest with channels last, which is how batches come.
         layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
         model = model.to(device=device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+        tasks = tasks[: self.tasks]
+        self._check(tasks)
         optimizer = training.make_optimizer(model)
-        return Learner(model, optimizer, methods=self.methods(), build=made, seed=self.seed), tasks[: self.tasks]
+        return Learner(model, optimizer, methods=self.methods(), build=made, seed=self.seed), tasks
+
+    def _check(self, tasks: Sequence[ImageTask]) -> None:
+        """Raise for what would come to light only when hours have been trained, or never."""
+        metric, tested = self.experiment.metric, list(tasks[0].tests)
+        figures = ["loss", "online_accuracy", *(f"{name}_accuracy" for name in tested)]
+        if metric not in figures:
+            raise OptionError(f"metric = {metric!r}: {nearest(metric, figures)}")
+        for split in (split for measuring in self.experiment.measures for split in measuring.on):
+            if split not in ("train", *tested):
+                raise OptionError(f"[measures] on = [{split!r}]: {nearest(split, ['train', *tested])}")
+        for method in self.methods():
+            name = type(method).__name__
+            if method.from_task >= len(tasks):
+                raise OptionError(f"{name}: from_task = {method.from_task}, and the stream ends with task {len(tasks) - 1}")
+            if len(tasks) == 1 and _acts_at_boundaries_alone(method):
+                raise OptionError(f"{name} acts at boundaries, and a stream of one task has none: take it out of this arm")
 
 
 @lru_cache(maxsize=1)
@@ -143,9 +162,13 @@ def idle_in_first_task(methods: Sequence[Method]) -> bool:
     return all(
         method.from_task >= 1
         # One that has no moment at all works through start(), as Muon does.
-        or (_overrides(method, "at_boundary") and not any(_overrides(method, moment) for moment in _WITHIN))
+        or _acts_at_boundaries_alone(method)
         for method in methods
     )
+
+
+def _acts_at_boundaries_alone(method: Method) -> bool:
+    return _overrides(method, "at_boundary") and not any(_overrides(method, moment) for moment in _WITHIN)
 
 
 _WITHIN = ("penalty", "after_step", "evaluated")  # moments that are not boundaries

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from .capture import WARM_UP, beside
 from .learner import Learner
 from .methods.cbp import CBP
 from .methods.er import ER
@@ -32,7 +33,6 @@ from .streams.images import Examples, ImageTask
 from .task import Batch
 from .units import original
 
-_WARM_UP = 3  # real steps before a graph is recorded, in which libraries choose their kernels and take their memory
 _LOOKED_AT = 32  # samples on which the tasks' losses are compared
 
 
@@ -129,19 +129,7 @@ class Stack:
                         tensor.data = own[row][name].copy_(weights[name][row])
 
     def _aside(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else _beside(self._stream)
-
-
-@contextmanager
-def _beside(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Work on a stream other than the default one, which a graph cannot be recorded on, in order with the current one."""
-    current = torch.cuda.current_stream(stream.device)
-    stream.wait_stream(current)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        current.wait_stream(stream)
+        return nullcontext() if self._stream is None else beside(self._stream)
 
 
 class _Epoch:
@@ -181,7 +169,7 @@ class _Epoch:
 
     def _replayed(self, number: int) -> None:
         stream = self.stack._stream
-        if stream is not None and number == _WARM_UP:
+        if stream is not None and number == WARM_UP:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=stream):
                 self._step()

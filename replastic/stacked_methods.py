@@ -288,7 +288,7 @@ class StackedER:
         row = self.found[number][0].row
         return self.tasks[row].examples.batch(self.orders[row, self.used[number] : seen])[0]
 
-    def _ascend(self, layers: tuple[str, ...], numbers: list[int], inputs: Tensor) -> None:
+    def _ascend(self, layers: tuple[str, ...], numbers: list[int], inputs: Tensor, *, draw: bool = True) -> None:
         members, methods = zip(*(self.found[number] for number in numbers), strict=True)
         rows = rows_of(members, inputs.device)
         held = {name: weight.detach()[rows].requires_grad_(weight.requires_grad) for name, weight in self.weights.items()}
@@ -301,9 +301,15 @@ class StackedER:
 
         with self.tap.listening():
             found = torch.vmap(features)(held, inputs)  # of each layer (members, samples, units)
-        for member in members:  # ER alone would draw a seed for its pass here: whatever is drawn next must be the same
+        for member in members if draw else ():  # ER alone draws a seed for its pass: what is drawn next must be the same
             torch.randint(2**62, (), generator=member.learner.generator, device=inputs.device)
         trained = {name: weight for name, weight in held.items() if weight.requires_grad}
+        finite = torch.stack([feature.isfinite().flatten(1).all(1) for feature in found]).all(0)
+        if not bool(finite.all()):  # members that have diverged have no rank, and their losses say so
+            well = [number for number, is_finite in zip(numbers, finite.tolist(), strict=True) if is_finite]
+            if well:
+                self._ascend(layers, well, inputs[finite], draw=False)
+            return
         ranks = effective_ranks(found).sum() / len(layers)
         gradients = torch.autograd.grad(ranks, [*trained.values()], allow_unused=True)
         rates = torch.tensor([method.rate for method in methods], dtype=torch.float64, device=inputs.device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +23,12 @@ class Summary:
     tasks: int  # in each of the two
     first: tuple[float, ...]
     last: tuple[float, ...]
+    others: tuple[str, ...] = ()  # how runs ended that have not finished
 
     @property
     def mean(self) -> float:
-        return statistics.mean(self.last)
+        """Over seeds that have finished; NaN if none has."""
+        return statistics.mean(self.last) if self.last else math.nan
 
     @property
     def spread(self) -> float:
@@ -33,25 +37,26 @@ class Summary:
 
 
 def summarise(out: str | Path) -> list[Summary]:
-    """Every arm with runs that have finished, best last tasks first. First tasks that arms share are no arm."""
-    runs = [run for run in map(read, find_runs(out)) if run.status == "finished" and run.config["tasks"] is None]
+    """Every arm, best last tasks first, those that nothing has finished of last. First tasks that arms share are no arm."""
     arms: dict[str, list[Run]] = {}
-    for run in runs:
-        arms.setdefault(run.arm, []).append(run)
+    for run in map(read, find_runs(out)):
+        if run.config["tasks"] is None:
+            arms.setdefault(run.arm, []).append(run)
     found = [_summary(arm, several) for arm, several in arms.items()]
-    return sorted(found, key=lambda one: -one.mean)
+    return sorted(found, key=lambda one: (not one.last, -one.mean if one.last else 0))
 
 
 def _summary(arm: str, runs: Sequence[Run]) -> Summary:
-    metric = runs[0].config["metric"]
-    ends = [_ends(run, metric) for run in runs]
-    count = max(1, min(map(len, ends)) // _SHARE)
+    metric = runs[0].about["metric"]
+    ends = [_ends(run, metric) for run in runs if run.status == "finished"]
+    count = max(1, min(map(len, ends), default=1) // _SHARE)
     return Summary(
         arm,
         metric,
         count,
         tuple(statistics.mean(values[:count]) for values in ends),
         tuple(statistics.mean(values[-count:]) for values in ends),
+        tuple(run.status for run in runs if run.status != "finished"),
     )
 
 
@@ -69,14 +74,21 @@ def summary_table(found: Sequence[Summary]) -> list[str]:
     """Lines for people: every arm's first and last tasks, mean and standard deviation over seeds, and how many these are."""
     if not found:
         return []
-    tasks = found[0].tasks
+    tasks = max(one.tasks for one in found)
     which = "task" if tasks == 1 else f"{tasks} tasks"
     head = (found[0].metric, f"first {which}", f"last {which}", "± over seeds", "n")
-    rows = [
-        (one.arm, f"{statistics.mean(one.first):.3f}", f"{one.mean:.3f}", f"{one.spread:.3f}", str(len(one.last)))
-        for one in found
-    ]
-    return aligned(head, rows)
+    return (
+        aligned((*head, "others"), [_cells(one) for one in found])
+        if any(one.others for one in found)
+        else aligned(head, [_cells(one)[:-1] for one in found])
+    )
+
+
+def _cells(one: Summary) -> tuple[str, ...]:
+    figures = (statistics.mean(one.first), one.mean, one.spread) if one.last else ()
+    shown = tuple(f"{figure:.3f}" for figure in figures) or ("-", "-", "-")
+    others = ", ".join(f"{count} {status}" for status, count in Counter(one.others).items())
+    return (one.arm, *shown, str(len(one.last)), others)
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -99,8 +99,14 @@ def train_in_pieces(
                     yield None
                 else:
                     figures = means
-            if (epoch + 1) % training.evaluate_every == 0 or epoch + 1 == task.epochs:
+            if wants_row(number, epoch + 1, task, training, measuring):
                 yield row_of(steps, number, task, epoch + 1, figures, measuring)
+
+
+def wants_row(number: int, epoch: int, task: Task, training: Training, measuring: Sequence[Measuring]) -> bool:
+    """Whether so many epochs of a task are the end of it, the time to test, or the time to measure."""
+    due = epoch % training.evaluate_every == 0 or epoch == task.epochs
+    return due or any(one.due(number, epoch, task.epochs) for one in measuring)
 
 
 def begin_task(learner: Learner, task: Task, training: Training) -> None:

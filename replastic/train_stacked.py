@@ -11,7 +11,7 @@ from .measuring import Measuring, reference_for
 from .stacked import Stack
 from .steps import EagerSteps
 from .streams.images import ImageTask
-from .train import Position, Row, begin_task, order_of, row_of
+from .train import Position, Row, begin_task, order_of, row_of, wants_row
 from .training import Training
 
 
@@ -26,14 +26,18 @@ def train_stacked(
 ) -> Iterator[list[Row]]:
     """Train each learner on its stream; gives the members' rows whenever `train` would give one for each.
 
-    Learners, streams, trainings and seeds go together. Trainings may differ in learning rates, momentum and decay; streams
-    have tasks of one size and number of epochs.
+    Learners, streams, trainings and seeds go together. Trainings may differ in learning rates, momentum and decay (see
+    `in_common`); streams have tasks of one size and number of epochs.
     """
     first = trainings[0]
+    if len({in_common(training) for training in trainings}) > 1:
+        raise ValueError(
+            "members of a stack differ in more than learning rates, momentum and decay: stack those that do not"
+        )
     stack = Stack(learners, clip=first.clip)
     members = [EagerSteps(learner, training) for learner, training in zip(learners, trainings, strict=True)]
     for steps in members:
-        steps.path = f"{len(members)} stacked"
+        steps.path = "stacked"
     for number, tasks in enumerate(zip(*streams, strict=True)):
         after = done[1] if number == done[0] else 0
         if number < done[0]:
@@ -50,7 +54,16 @@ def train_stacked(
             orders = [task.order(order_of(seed, number, epoch)) for task, seed in zip(tasks, seeds, strict=True)]
             with first.arithmetic(stack.device):
                 means = stack.epoch(torch.stack(orders))
-            if (epoch + 1) % first.evaluate_every == 0 or epoch + 1 == tasks[0].epochs:
+            if wants_row(number, epoch + 1, tasks[0], first, measuring):
                 figures = [{name: values[member] for name, values in means.items()} for member in range(len(members))]
                 parts = zip(members, tasks, figures, strict=True)
                 yield [row_of(steps, number, task, epoch + 1, found, measuring) for steps, task, found in parts]
+
+
+def in_common(training: Training) -> tuple[object, ...]:
+    """What members of a stack must have in common: all but what SGD has for each."""
+    return tuple(
+        value if not isinstance(value, list) else tuple(value)
+        for name, value in vars(training).items()
+        if name not in ("learning_rate", "momentum", "weight_decay", "renew_optimizer", "reset_head")
+    )

@@ -1,6 +1,10 @@
 """A captured step does what the eager one does, whatever method acts; only CUDA has graphs."""
 
+import itertools
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from replastic.streams.protocols import class_incremental, warm_start
 from replastic.train import order_of, steps_for, train
 from replastic.training import Training
 
+ROOT = Path(__file__).parent.parent
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on CUDA")
 
 # What is in the graph, in the first task and in the second.
@@ -91,7 +96,7 @@ def test_a_captured_run_is_the_eager_run(name: str) -> None:
     captured = trained("graph", methods(), stream())
     eager = trained("eager", methods(), stream())
     if name.startswith("muon"):  # makes directions of one length out of gradients of any, and so something out of rounding
-        assert captured[1][-1]["loss"] == pytest.approx(eager[1][-1]["loss"], rel=0.05)
+        assert captured[1][-1]["loss"] == pytest.approx(eager[1][-1]["loss"], rel=0.02)
     else:
         check_alike(captured, eager)
     paths = [row["path"] for row in captured[1] if row["epoch"]]
@@ -119,6 +124,37 @@ def test_the_optimiser_remembers_what_a_boundary_has_brought() -> None:
     for mine, theirs in zip(captured.trained(), eager.trained(), strict=True):
         moments = [learner.optimizer.state[p]["exp_avg_sq"] for learner, p in ((captured, mine), (eager, theirs))]
         assert moments[0].sum() == pytest.approx(moments[1].sum().item(), rel=0.1)
+
+
+@cuda
+def test_an_eager_optimiser_sees_the_gradient_of_each_replay() -> None:
+    """Also behind the odd last batch of an epoch, whose eager step leaves gradients of its own."""
+    training = Training(renew_optimizer=True, batch=20, path="graph")
+    task = stream()[1]  # of 210 samples
+    model = CNN(3, 12, 4, channels=4, kernel=3, hidden=[12, 12]).cuda()
+    learner = rp.Learner(model, training.make_optimizer(model), methods=[rp.UseMuon()])
+    learner.begin(task)
+    steps = steps_for(learner, training)
+    steps.epoch(task, order_of(0, 0, 0))
+    gradients = []
+    for _ in steps.pieces(task, order_of(0, 0, 1)):
+        gradients.append(learner.trained()[0].grad.clone())
+    assert len(gradients) > 4
+    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(gradients))
+
+
+@cuda
+def test_a_run_that_goes_on_in_a_new_process_records_its_tests_too() -> None:
+    """There nothing has tested the network before, and no library has chosen its kernels for that."""
+    script = (
+        "import torch; from tests.test_capture import *; torch.backends.cudnn.deterministic = False\n"
+        "tasks = stream(); training = Training(renew_optimizer=True, batch=20, path='graph')\n"
+        "model = CNN(3, 12, 4, channels=4, kernel=3, hidden=[12], norm='batch').cuda()\n"
+        "learner = rp.Learner(model, training.make_optimizer(model)); learner.begin(tasks[1])\n"
+        "print(len(list(train(learner, tasks, training, done=(1, 0 + 1)))))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert answer.stdout.strip() == "1", answer.stderr
 
 
 @cuda

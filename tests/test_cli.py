@@ -7,7 +7,7 @@ import pytest
 
 from replastic.cli import main
 from replastic.config import parse
-from tests.test_sweep import GRID, tiny, write_runs, write_toml
+from tests.test_sweep import BROKEN, GRID, NORMED, tiny, write_runs, write_toml
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def test_run_and_then_sweep_exit_with_0_when_all_has_finished(file: str, tmp_pat
 
 
 def test_sweep_exits_with_1_and_names_what_failed(tmp_path: Path, capsys: Any) -> None:
-    write_toml(tmp_path / "e.toml", tiny({"base": {}, "broken": {"name": "fire", "where": "nowhere"}}, seeds=[1]))
+    write_toml(tmp_path / "e.toml", tiny({"base": {}, **BROKEN}, seeds=[1], model=NORMED))
     options = ["--on", "slurm", "--engine", "cluster=debug", "--engine", "cpus=1", "--device", "cpu"]
     pytest.importorskip("submitit")
     assert main(["sweep", str(tmp_path / "e.toml"), "--out", str(tmp_path / "out"), *options]) == 1
     said = capsys.readouterr().out
     assert "base, seed 1: finished" in said
-    assert f"{tmp_path / 'out' / 'broken' / 'seed-1'}: failed\n  ValueError: where='nowhere'" in said
+    assert f"{tmp_path / 'out' / 'broken' / 'seed-1'}: failed\n  ValueError: Expected more than 1 value" in said
     assert "Traceback (most" not in said
     assert "--retry goes on with what has failed" in said
 

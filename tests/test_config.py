@@ -106,6 +106,11 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("arms", "x"), {"steps": 3}, r"\[arms.x\] has no name"),
     (("arms", "x"), {"name": "fire", "step": 3}, "has the key 'step': did you mean 'steps'?"),
     (("arms", "x"), {"name": "fire", "steps": "ten"}, "steps = 'ten': give a whole number"),
+    (("arms", "x"), {"name": "fire", "steps": -3}, r"\[arms.x\]: .*steps"),
+    (("arms", "x"), {"name": "cbp", "rate": 7}, r"CBP\(rate=7\): rate must be between 0 and 1"),
+    (("measures",), {"names": ["weight_distance"], "at": ["end"]}, 'add "start" to at'),
+    (("measures",), {"names": ["srank"], "at": []}, "is never"),
+    (("measures",), {"names": ["srank"], "settings": {"srank": {"dleta": 1}}}, "srank has no setting 'dleta'"),
     (("arms", "x"), {"methods": "fire"}, "methods: give a list"),
     (("arms", "x"), {"methods": [], "steps": 3}, "has the key 'steps'"),
     (("arms", "x"), {"training": {"lr": 1}}, r"\[arms.x\] training has the key 'lr'"),
@@ -141,9 +146,14 @@ def test_changes_on_the_command_line_stand_above_the_file(tmp_path: Path) -> Non
     found = read(tmp_path / "a.toml", ["training.batch=7", "training.precision=bfloat16", "protocol.epochs=[1, 1]"])
     assert (found.training.batch, found.training.precision) == (7, "bfloat16")
     assert found.protocol[1]["epochs"] == [1, 1]
+    named = read(tmp_path / "a.toml", ['arms."L2 from the start".strength=0.5', "arms.FIRE.where=['*.weight', '1*']"])
+    assert named.arms["L2 from the start"].methods[0][1] == {"strength": 0.5}
+    assert named.arms["FIRE"].methods[0][1]["where"] == ["*.weight", "1*"]
     for wrong, says in {
         "training.bathc=7": "did you mean 'batch'",
         "batch": "write it as section.key=value",
+        "a b=3": "write it as section.key=value",
+        "arms.Base.training.batch=3": r"\[arms\] has no 'Base'; did you mean 'base'",
         "name.x=1": "name is no table",
     }.items():
         with pytest.raises(OptionError, match=says):
@@ -223,7 +233,8 @@ def test_what_is_recorded_is_all_that_decides_the_results() -> None:
         changed("data", "validation", to=10),
     ):
         assert RunSpec(parse(other), "FIRE", 1).config() != base
-    assert RunSpec(parse(changed("checkpoints", to={"minutes": 1})), "FIRE", 1).config() == base
+    for free in (changed("checkpoints", to={"minutes": 1}), changed("about", to="x"), changed("metric", to="y")):
+        assert RunSpec(parse(free), "FIRE", 1).config() == base
 
 
 def test_a_first_task_is_shared_by_arms_that_are_idle_in_it() -> None:

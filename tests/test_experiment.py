@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import tomllib
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from replastic.config import Experiment, parse
 from replastic.experiment import main, run
 from replastic.methods import METHODS
-from replastic.record import find_runs, load_checkpoint, read
+from replastic.record import Record, RecordNotWritten, find_runs, load_checkpoint, read
 from replastic.running import Running
 from replastic.runs import RunSpec
 
@@ -109,6 +110,23 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: 
     last.close()
     assert stops == 4
     assert same_end(tmp_path / "whole" / spec.folder, tmp_path / "stopped" / spec.folder)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "shrink_encoder"])  # which begins at a boundary
+def test_a_method_that_starts_later_can_be_stopped_before_it_does(method: str, tmp_path: Path) -> None:
+    arms = {"base": {}, "arm": {"name": method, "from_task": 1, **ACTING.get(method, {})}}
+    ends = {}
+    for how, share in {"alone": False, "shared": True}.items():
+        of = experiment(arms, share_first_task=share)  # type: ignore[arg-type]
+        if not share:  # stopped in the first task
+            running = Running(RunSpec(of, "arm", 0), tmp_path / how)
+            for _ in range(3):
+                running.advance()
+            running.close()
+        statuses = finished(tmp_path / how, of)
+        assert set(statuses.values()) == {"finished"}, read(tmp_path / how / "arm" / "seed-0").reason
+        ends[how] = tmp_path / how / "arm" / "seed-0"
+    assert same_end(ends["alone"], ends["shared"])
 
 
 def test_rows_hold_what_was_asked_for(tmp_path: Path) -> None:
@@ -205,14 +223,16 @@ def test_a_run_that_diverges_is_recorded_as_such_and_stops(tmp_path: Path) -> No
     assert finished(tmp_path, of, retry=True)["wild/seed-0"] == "diverged"  # it would again
 
 
-def test_a_run_that_fails_is_recorded_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
-    arms = {"wrong": {"name": "redo"}, "right": {}}  # a network without hidden layers has no units to recycle
-    of = parse({**tomllib.loads(TEXT), "model": {"name": "mlp", "hidden": []}, "arms": arms})
+def test_a_run_that_fails_is_recorded_with_its_reason_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = experiment({"wrong": {"name": "dash"}, "right": {}}, share_first_task=False)  # type: ignore[arg-type]
+    monkeypatch.setattr("replastic.methods.dash.DASH.at_boundary", lambda *arguments: 1 / 0)
     assert finished(tmp_path, of) == {"wrong/seed-0": "failed", "right/seed-0": "finished"}
     found = read(tmp_path / "wrong" / "seed-0")
     assert found.status == "failed"
     assert "Traceback" in found.reason
-    assert "hidden units" in found.reason
+    assert "ZeroDivisionError" in found.reason
     assert finished(tmp_path, of)["wrong/seed-0"] == "failed"  # not tried again unless asked
     assert finished(tmp_path, of, retry=True)["wrong/seed-0"] == "failed"
 
@@ -235,6 +255,82 @@ def test_a_failed_run_goes_on_from_its_last_checkpoint_when_retried(tmp_path: Pa
     monkeypatch.undo()
     assert finished(tmp_path / "failed", experiment(), retry=True) == {"base/seed-0": "finished"}
     assert same_end(tmp_path / "whole" / "base" / "seed-0", tmp_path / "failed" / "base" / "seed-0")
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"protocol": {"samples": 10**6}}, "samples=1000000"),
+        ({"data": {"validation": 5000}}, "validation=5000"),
+        ({"metric": "test_accuracy"}, "metric = 'test_accuracy': did you mean 'train_accuracy'"),
+        ({"measures": {"names": ["srank"], "on": ["tset"]}}, r"on = \['tset'\]"),
+        ({"arms": {"base": {"name": "redo"}}, "model": {"name": "mlp", "hidden": []}}, "hidden units"),
+        ({"arms": {"base": {"name": "l2", "from_task": 3}}}, "from_task = 3, and the stream ends with task 2"),
+        ({"arms": {"base": {"name": "fire"}}, "protocol": {"tasks": 1}}, "FIRE acts at boundaries"),
+    ],
+)
+def test_what_cannot_be_built_leaves_no_folder_behind(
+    sections: dict[str, Any], says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tomllib.loads(TEXT)
+    for name, section in sections.items():
+        joined = isinstance(section, dict) and name not in ("arms", "model")
+        table[name] = {**table.get(name, {}), **section} if joined else section
+    assert finished(tmp_path, parse(table)) == {"base/seed-0": "not opened"}
+    assert re.search(says, caplog.text)
+    assert not (tmp_path / "base").exists()
+
+
+def test_a_full_disk_stops_a_run_which_goes_on_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path / "whole", experiment())
+    save, calls = Record.save, iter(range(100))
+
+    def full(self: Record, *arguments: Any) -> None:
+        if next(calls) == 3:
+            raise RecordNotWritten(28, "No space left on device: make room")
+        save(self, *arguments)
+
+    monkeypatch.setattr(Record, "save", full)
+    assert finished(tmp_path / "full", experiment()) == {"base/seed-0": "stopped"}
+    assert finished(tmp_path / "full", experiment()) == {"base/seed-0": "finished"}
+    assert same_end(tmp_path / "whole" / "base" / "seed-0", tmp_path / "full" / "base" / "seed-0")
+
+
+def test_what_is_said_of_an_experiment_may_change_and_its_runs_go_on(tmp_path: Path) -> None:
+    running = Running(RunSpec(experiment(about="a tpyo"), "base", 0), tmp_path)  # type: ignore[arg-type]
+    running.advance()
+    running.close()
+    mended = experiment(about="a typo", metric="online_accuracy")  # type: ignore[arg-type]
+    assert finished(tmp_path, mended) == {"base/seed-0": "finished"}
+    assert read(tmp_path / "base" / "seed-0").about == {"name": "small", "about": "a typo", "metric": "online_accuracy"}
+
+
+def test_a_member_that_diverges_leaves_the_others_in_their_stack(tmp_path: Path) -> None:
+    arms = {"BP": {}, "ER": {"name": "er", "every": 5}, "wild": {"name": "er", "every": 5, "rate": 1e30}}
+    statuses = finished(tmp_path, stacked("stacked", arms=arms))
+    assert statuses == {f"{arm}/seed-{seed}": "diverged" if arm == "wild" else "finished" for seed in (0, 1) for arm in arms}
+    assert {row["path"] for row in read(tmp_path / "BP" / "seed-0").rows if row["epoch"]} == {"stacked"}
+
+
+def test_an_arms_own_clipping_and_precision_hold_in_a_stack_too(tmp_path: Path) -> None:
+    arms = {
+        "base": {},
+        "clipped": {"training": {"clip": 1e-3}},
+        "again": {"training": {"clip": 1e-3}},
+        "half": {"training": {"precision": "bfloat16"}},
+    }
+    for path in ("eager", "stacked"):
+        finished(tmp_path / path, stacked(path, arms=arms))
+    for arm in arms:
+        one, other = (read(tmp_path / path / arm / "seed-0").rows[-1] for path in ("eager", "stacked"))
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+    assert read(tmp_path / "stacked" / "half" / "seed-0").rows[-1]["path"] == "eager"
+    assert read(tmp_path / "stacked" / "again" / "seed-0").rows[-1]["path"] == "stacked"
+
+
+def test_no_run_side_by_side_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--side-by-side 0: give 1 or more"):
+        finished(tmp_path, experiment(), side_by_side=0)
 
 
 def test_folders_are_let_go_of_when_somebody_stops_the_runs(tmp_path: Path) -> None:
@@ -342,7 +438,7 @@ def test_stacked_runs_are_the_runs_alone_each_in_its_folder(tmp_path: Path) -> N
                 assert row["train_accuracy"] == pytest.approx(wanted["train_accuracy"], abs=0.021)  # one sample of fifty
                 assert row.get("loss", 0) == pytest.approx(wanted.get("loss", 0), rel=1e-4)
             paths = {row["path"] for row in other if row["epoch"]}
-            assert paths == {"eager" if arm == "ReDo" else "6 stacked"}
+            assert paths == {"eager" if arm == "ReDo" else "stacked"}
 
 
 def test_stacked_runs_that_were_stopped_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

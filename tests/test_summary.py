@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from replastic.record import Record
-from replastic.summary import summarise
+from replastic.summary import summarise, summary_table
 
 
 def recorded(out: Path, arm: str, seed: int, ends: list[float], status: str = "finished", **config: Any) -> None:
-    about = {"metric": "test_accuracy", "tasks": None, **config}
-    with Record.open(out / arm / f"seed-{seed}", config=about, seed=seed, arm=arm) as record:
+    about = {"metric": config.pop("metric", "test_accuracy")}
+    settings = {"tasks": None, **config}
+    with Record.open(out / arm / f"seed-{seed}", config=settings, seed=seed, arm=arm, about=about) as record:
         for task, value in enumerate(ends):
             record.add({"task": task, "epoch": 0, "test_accuracy": 0.0})
             record.add({"task": task, "epoch": 3, "test_accuracy": value})
@@ -24,7 +25,27 @@ def test_arms_are_ranked_by_their_last_tasks_with_mean_and_spread_over_seeds(tmp
     recorded(tmp_path, "stays", 1, [0.7] * 20)
     recorded(tmp_path, "one that failed", 1, [0.99] * 20, status="failed")
     recorded(tmp_path, "first task 12345678", 1, [1.0], tasks=1)
-    best, worst = summarise(tmp_path)
+    recorded(tmp_path, "stays", 2, [0.9], status="diverged")
+    best, worst, failed = summarise(tmp_path)
+    assert (failed.arm, failed.last, failed.others) == ("one that failed", (), ("failed",))
+    assert best.others == ("diverged",)
+    head, first, *_, last = summary_table([best, worst, failed])
+    assert head.split() == [
+        "test_accuracy",
+        "first",
+        "2",
+        "tasks",
+        "last",
+        "2",
+        "tasks",
+        "±",
+        "over",
+        "seeds",
+        "n",
+        "others",
+    ]
+    assert first.split() == ["stays", "0.700", "0.700", "0.000", "1", "1", "diverged"]
+    assert last.split() == ["one", "that", "failed", "-", "-", "-", "0", "1", "failed"]
     assert (best.arm, best.tasks, best.last, best.spread) == ("stays", 2, pytest.approx((0.7,)), 0.0)
     assert worst.arm == "falls"
     assert worst.first == pytest.approx((0.9, 0.8))

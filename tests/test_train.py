@@ -89,6 +89,12 @@ def test_the_row_after_a_boundary_shows_what_the_boundary_did() -> None:
     assert after["train_accuracy"] == first["train_accuracy"] < before["train_accuracy"]
 
 
+def test_a_row_comes_also_when_it_is_time_to_measure() -> None:
+    measuring = [Measuring(names=["dead_fraction"], at=["end"], epochs=[1, 3], samples=20)]
+    rows = rows_of(learner_of(settings()), stream(tasks=1, epochs=4), settings(evaluate_every=4), measuring=measuring)
+    assert [(row["epoch"], "measures" in row) for row in rows] == [(0, False), (1, True), (3, True), (4, True)]
+
+
 def test_rows_are_as_far_apart_as_asked_and_the_last_epoch_has_one() -> None:
     rows = rows_of(learner_of(settings()), stream(epochs=5), settings(evaluate_every=2))
     assert [row["epoch"] for row in rows if row["task"] == 0] == [0, 2, 4, 5]

@@ -40,7 +40,7 @@ def measure(
         raise TypeError(f"names is a {type(names).__name__}: give the names of measures, or of a family")
     asked = [names] if isinstance(names, str) else list(names)
     chosen = chosen_measures(asked)
-    _check_settings(settings, chosen)
+    check_settings(settings, chosen)
     found: dict[str, float] = {}
     for name in chosen:
         try:
@@ -89,7 +89,8 @@ def _unknown(ask: str, families: list[str]) -> str:
     return f"{ask!r} is no measure; {known}{'' if near else ','} and the families {', '.join(families)} and 'cheap'"
 
 
-def _check_settings(settings: Mapping[str, Mapping[str, Any]], chosen: list[str]) -> None:
+def check_settings(settings: Mapping[str, Mapping[str, Any]], chosen: list[str]) -> None:
+    """Raise for settings that no measure takes."""
     for name, given in settings.items():
         if name not in chosen:
             raise ValueError(f"settings are given for {name!r}, which is not measured here: {', '.join(chosen)} are")

@@ -112,8 +112,11 @@ class ER(Method):
         assert self._tap is not None
         with learner.quiet(), self._tap.listening():
             torch.func.functional_call(model, statistics, (inputs,))
-            loss = effective_rank_loss([self._tap.activations(name) for name in self._tap.groups])
+            features = [self._tap.activations(name) for name in self._tap.groups]
             self._tap.clear()
+            if not all(bool(feature.isfinite().all()) for feature in features):
+                return  # a network that has diverged has no rank, and its loss says so
+            loss = effective_rank_loss(features)
         held = list(learner.parameters.values())
         gradients = torch.autograd.grad(loss, held, allow_unused=True)
         moved = [(parameter, gradient) for parameter, gradient in zip(held, gradients, strict=True) if gradient is not None]

@@ -1,5 +1,6 @@
 """One run = one folder: written by `Record`, read by `read`."""
 
+from .files import RecordNotWritten as RecordNotWritten
 from .folder import ENDINGS as ENDINGS
 from .folder import Record as Record
 from .reading import Run as Run

@@ -88,6 +88,10 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+class RecordNotWritten(OSError):
+    """The disk is full, or not to be written to; what was written before is whole."""
+
+
 @contextmanager
 def explained(what: str) -> Iterator[None]:
     """Errors of the operating system, with what they mean for the files here and what to do."""
@@ -95,7 +99,7 @@ def explained(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         full = ". Make room on the disk, then go on" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise OSError(error.errno, f"{error.strerror}: {what}{full}", error.filename) from error
+        raise RecordNotWritten(error.errno, f"{error.strerror}: {what}{full}", error.filename) from error
 
 
 def type_name(value: object) -> str:

@@ -55,8 +55,13 @@ class Record(AbstractContextManager["Record"]):
         self._before, self._since = 0.0, time.monotonic()
 
     @classmethod
-    def open(cls, folder: str | Path, *, config: Mapping[str, Any], seed: int, arm: str) -> Record:
-        """Make the folder, or open it to go on with the same config, seed and arm."""
+    def open(
+        cls, folder: str | Path, *, config: Mapping[str, Any], seed: int, arm: str, about: Mapping[str, Any] | None = None
+    ) -> Record:
+        """Make the folder, or open it to go on with the same config, seed and arm.
+
+        about: what is said of the run and decides nothing; it may be another when the run goes on.
+        """
         folder = Path(folder)
         given = {"config": plain({**config}, "config"), "arm": arm, "seed": seed}
         if type(seed) is not int or not isinstance(arm, str):
@@ -71,7 +76,10 @@ class Record(AbstractContextManager["Record"]):
             clean(folder / "checkpoints")
             if not started:
                 when = datetime.now(UTC).isoformat(timespec="seconds")
-                write_json(folder / "run.json", {"format": FORMAT, **given, "started": when, "provenance": provenance()})
+                said = {**given, "about": plain({**(about or {})}, "about")}
+                write_json(folder / "run.json", {"format": FORMAT, **said, "started": when, "provenance": provenance()})
+            elif about is not None and (there := read_run(folder)).get("about") != dict(about):
+                write_json(folder / "run.json", {**there, "about": plain({**about}, "about")})
             status = read_end(folder)["status"] if started else "new"
             with explained(f"the run {folder} was not opened"):
                 record = cls(folder, lock, status)

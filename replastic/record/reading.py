@@ -21,6 +21,7 @@ class Run:
 
     folder: Path
     config: dict[str, Any]
+    about: dict[str, Any]
     arm: str
     seed: int
     provenance: dict[str, Any]
@@ -37,7 +38,15 @@ def read(folder: str | Path) -> Run:
     rows, times = (read_lines(folder / f"{name}.jsonl", end[name]) for name in ("rows", "times"))
     known = min(len(rows), len(times))  # between a row and its time lies a moment
     what = {key: about[key] for key in ("config", "arm", "seed", "provenance")}
-    return Run(folder, **what, rows=rows[:known], times=times[:known], status=end["status"], reason=end["reason"])
+    return Run(
+        folder,
+        **what,
+        about=about.get("about", {}),
+        rows=rows[:known],
+        times=times[:known],
+        status=end["status"],
+        reason=end["reason"],
+    )
 
 
 def find_runs(folder: str | Path) -> list[Path]:

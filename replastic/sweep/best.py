@@ -41,7 +41,7 @@ def best(out: str | Path) -> dict[str, Best]:
     runs = [run for run in map(read, find_runs(out)) if run.config.get("grid")]
     if not runs:
         raise OptionError(f"{out} has no runs of a grid: give an arm one, as in grid = {{ threshold = [0.01, 0.1] }}")
-    names = sorted({run.config["experiment"] for run in runs})
+    names = sorted({run.about["name"] for run in runs})
     if len(names) > 1:
         raise OptionError(f"{out} has runs of {len(names)} experiments, {', '.join(names)}: give the folder of one")
     grids: dict[str, dict[str, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
@@ -79,7 +79,7 @@ def _score(run: Run) -> float:
     if not all(figure in row for row in rows):
         there = sorted({key for row in rows for key in row if key.startswith("validation_")})
         if there:
-            raise OptionError(f"{run.folder} has no {figure!r}, which metric = {run.config['metric']!r} asks for: "
+            raise OptionError(f"{run.folder} has no {figure!r}, which metric = {run.about['metric']!r} asks for: "
                               f"set metric to that of {', '.join(there)}")  # fmt: skip
         raise OptionError(
             f"{run.folder} has no {figure!r}, and points are never chosen by the test set: set [data] validation = 5000 to "
@@ -89,4 +89,4 @@ def _score(run: Run) -> float:
 
 
 def _figure(run: Run) -> str:
-    return "validation_" + run.config["metric"].removeprefix("test_")
+    return "validation_" + run.about["metric"].removeprefix("test_")

@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 
 from ..config import Experiment
-from ..record import ENDINGS
+from ..record import ENDINGS, RecordNotWritten
 from ..record.reading import read_end, read_run
 from ..running import Running
 from ..runs import RunSpec, first_task_of
@@ -63,8 +63,9 @@ class Call:
 class Outcome:
     """How a run ended.
 
-    status: "finished", "diverged" or "failed", as its record says; "killed": its process ended before it, and the same sweep
-        goes on with it from its last checkpoint; "not opened": nothing was run, because its folder is not to be written to.
+    status: "finished", "diverged" or "failed", as its record says; "killed": its process ended before it, "stopped": its
+        record could not be written, and the same sweep goes on with both from their last checkpoints; "not opened": nothing
+        was run, because it cannot be built, or its folder is not to be written to.
     reason: a traceback, or a sentence; of a run that has finished, nothing.
     """
 
@@ -101,8 +102,8 @@ def _perform(call: Call) -> Outcome:
         return call.outcome("not opened", str(problem) or repr(problem))
     try:
         running.finish()
-    except Exception as problem:  # what goes wrong in training is in the record; here the record could not be written
-        return call.outcome("killed", f"its record could not be written: {problem}")
+    except RecordNotWritten as problem:  # all else that goes wrong in training is in the record
+        return call.outcome("stopped", str(problem))
     finally:
         running.close()
     return call.outcome(running.status, read_end(running.record.folder)["reason"])
