@@ -123,7 +123,7 @@ def test_the_optimiser_remembers_what_a_boundary_has_brought() -> None:
     assert counts[0] == counts[1]
     for mine, theirs in zip(captured.trained(), eager.trained(), strict=True):
         moments = [learner.optimizer.state[p]["exp_avg_sq"] for learner, p in ((captured, mine), (eager, theirs))]
-        assert moments[0].sum() == pytest.approx(moments[1].sum().item(), rel=0.1)
+        assert moments[0].sum().item() == pytest.approx(moments[1].sum().item(), rel=0.1)
 
 
 @cuda
