@@ -39,7 +39,7 @@ from typing import Any, get_type_hints
 from .measuring import Measuring
 from .methods import METHODS
 from .models import FROM_IMAGES, MODELS
-from .options import OptionError, check_keys, check_options, check_type, nearest
+from .options import OptionError, check_keys, check_options, check_type, nearest, options_of
 from .streams.data import DATA_SETS
 from .streams.protocols import PROTOCOLS
 from .training import Training
@@ -70,6 +70,10 @@ class Checkpoints:
 
     minutes: float = 10.0
     boundaries: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.minutes >= 0:
+            raise ValueError(f"checkpoints: minutes = {self.minutes} must be 0 or more")
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,9 @@ def parse(table: Table) -> Experiment:
     if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
         raise OptionError(f"seeds = {seeds!r}: give at least one, each once, 0 or more")
     data = dict(_table(table["data"], "[data]"))
+    if data.get("name") in DATA_SETS:
+        options = options_of(DATA_SETS[data["name"]], ("root", "download"))
+        check_keys(data, ["name", "validation", *options, "root", "download"], "[data]")
     validation = data.pop("validation", 0)
     check_type(validation, int, "[data] validation")
     training = made(Training, _table(table["training"], "[training]"), "[training]")

@@ -10,6 +10,7 @@ import argparse
 import itertools
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 
 from .config import Experiment, read
 from .options import OptionError, nearest
-from .record import RecordNotWritten
+from .record import ENDINGS, RecordNotWritten, status_of
 from .record import read as read_run
 from .running import Running
 from .running_stacked import finish_stacked, fits_in_stack
@@ -25,6 +26,7 @@ from .runs import RunSpec, first_tasks, runs_of
 from .summary import summarise, summary_table
 
 log = logging.getLogger("replastic")
+_SILENCE = 30.0  # seconds, at most, without a line
 Tell = Callable[[Running], None] | None
 
 
@@ -47,26 +49,44 @@ def run(
     """
     if side_by_side < 1:
         raise OptionError(f"--side-by-side {side_by_side}: give 1 or more")
-    wanted, firsts = chosen_runs(experiment, arms, seeds), first_tasks(experiment)
-    before = list({firsts[one.folder].folder: firsts[one.folder] for one in wanted if one.folder in firsts}.values())
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    statuses: dict[str, str] = {}
+    wanted, place = chosen_runs(experiment, arms, seeds), checked_device(device)
+    check_out(out)
+    firsts, known, reported = first_tasks(experiment), dict[str, str](), set[str]()
+
+    def refused(one: RunSpec, problem: Exception) -> None:
+        known[str(one.folder)] = "not opened"
+        if str(problem) not in reported:  # what is wrong with one is often wrong with all
+            reported.add(str(problem))
+            log.error("%s", problem)
 
     def opened(one: RunSpec) -> Running | None:
         try:
             first, turns = firsts.get(one.folder), side_by_side > 1
             return Running(one, out, device=place, root=root, first=first, retry=retry, turns=turns)
-        except (OSError, RuntimeError, ValueError) as problem:  # of this run's folder: the others go on
-            log.error("%s", problem)
-            statuses[str(one.folder)] = "not opened"
-            return None
+        except (OSError, RuntimeError, ValueError) as problem:  # of this run: the others go on
+            return refused(one, problem)
 
+    waiting = []
+    for one in wanted:  # before anything is trained
+        try:
+            status = status_of(Path(out) / one.folder, config=one.config(), seed=one.seed, arm=one.arm)
+        except (OSError, ValueError) as problem:
+            refused(one, problem)
+            continue
+        if status in ENDINGS and not (status == "failed" and retry):
+            known[str(one.folder)] = status
+        else:
+            waiting.append(one)
+    if waiting:
+        waiting[0].load(device=place, root=root)  # if it is not there, for none of them
     if experiment.training.path == "stacked":
-        fitting = [one for one in wanted if fits_in_stack(one)]
+        fitting = [one for one in waiting if fits_in_stack(one)]
         _train_as_one([running for running in map(opened, fitting) if running is not None], tell)
-    for wave in (before, wanted):
-        _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, statuses, tell)
-    return statuses
+    before = {firsts[one.folder].folder: firsts[one.folder] for one in waiting if one.folder in firsts}
+    for wave in (before.values(), waiting):
+        _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, known, tell)
+    order = [str(one.folder) for one in (*before.values(), *wanted)]
+    return {folder: known[folder] for folder in order if folder in known}
 
 
 def _train_as_one(runs: Sequence[Running], tell: Tell) -> None:
@@ -102,14 +122,43 @@ def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, 
 
 
 def chosen_runs(experiment: Experiment, arms: Sequence[str] | None, seeds: Sequence[int] | None) -> list[RunSpec]:
-    """Those of an experiment's runs that were asked for."""
+    """Those of an experiment's runs that were asked for; the name of a grid stands for all its points."""
+    grids = {given.grid_of for given in experiment.arms.values()} - {""}
     for arm in arms or ():
-        if arm not in experiment.arms:
-            raise OptionError(f"--arm {arm!r}: {nearest(arm, experiment.arms)}")
+        if arm not in experiment.arms and arm not in grids:
+            raise OptionError(f"--arm {arm!r}: {nearest(arm, [*experiment.arms, *sorted(grids)])}")
     for seed in seeds or ():
         if seed not in experiment.seeds:
             raise OptionError(f"--seed {seed}: the file has seeds {', '.join(map(str, experiment.seeds))}")
-    return [one for one in runs_of(experiment) if (not arms or one.arm in arms) and (not seeds or one.seed in seeds)]
+    return [
+        one
+        for one in runs_of(experiment)
+        if (not arms or one.arm in arms or experiment.arms[one.arm].grid_of in arms) and (not seeds or one.seed in seeds)
+    ]
+
+
+def checked_device(device: torch.device | str | None) -> torch.device:
+    """The device that was asked for, if it is there; without one asked for, a GPU if there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise OptionError(f'--device {str(device)!r}: give "cpu", "cuda" or "cuda:1"')
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"--device {place}: torch sees {torch.cuda.device_count()} GPUs here; leave it out, or give cpu")
+    return place
+
+
+def check_out(out: str | Path) -> None:
+    """Raise if runs cannot be kept there."""
+    for place in (Path(out), *Path(out).parents):
+        if place.exists():
+            if not place.is_dir():
+                raise OptionError(f"--out {out}: {place} is no folder; give a folder, which may be new")
+            return
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,27 +201,34 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m repla
         return 130
     for folder, status in statuses.items():
         log.info("%s: %s", Path(given.out) / folder, status)
+    if "failed" in statuses.values():
+        log.info("Tracebacks are in end.json of each folder; --retry goes on with what has failed.")
     for line in summary_table(summarise(given.out)) if Path(given.out).is_dir() else ():
         log.info("%s", line)
     return 0 if all(status == "finished" for status in statuses.values()) else 1
 
 
 class Telling:
-    """A line for each task that a run has finished, and for its end."""
+    """A line for each task that a run has finished, now and then one in between, and one if it ends otherwise."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self._told: dict[str, object] = {}
+        self._last = time.monotonic()
 
     def __call__(self, running: Running) -> None:
-        row, run_name = running.last, f"{running.run.arm}, seed {running.run.seed}"
-        tasks = running.tasks
-        if row and row["epoch"] == tasks[row["task"]].epochs and self._told.get(run_name) != row["task"]:
-            self._told[run_name] = row["task"]
-            figure = f"{self.metric} {row[self.metric]:.4f}" if self.metric in row else f"loss {row.get('loss', 0):.4f}"
-            log.info("%s: task %d of %d, %s", run_name, row["task"] + 1, len(tasks), figure)
-        if running.status == "failed":
-            log.error("%s: failed\n%s", run_name, read_run(running.record.folder).reason)
+        row, name, tasks = running.last, f"{running.run.arm}, seed {running.run.seed}", running.tasks
+        if row and self._told.get(name) != (row["task"], row["epoch"]):
+            of_task = tasks[row["task"]].epochs
+            if row["epoch"] == of_task or time.monotonic() - self._last > _SILENCE:
+                self._told[name] = row["task"], row["epoch"]
+                self._last = time.monotonic()
+                figure = f"{self.metric} {row[self.metric]:.4f}" if self.metric in row else f"loss {row.get('loss', 0):.4f}"
+                place = "" if row["epoch"] == of_task else f"epoch {row['epoch']} of {of_task}, "
+                log.info("%s: task %d of %d, %s%s", name, row["task"] + 1, len(tasks), place, figure)
+        if running.status in ("failed", "diverged"):
+            last = read_run(running.record.folder).reason.strip().splitlines()[-1:]
+            log.error("%s: %s: %s", name, running.status, *last)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,10 @@ def check_keys(table: Mapping[str, Any], known: Sequence[str], where: str, requi
 def nearest(given: str, known: Iterable[str]) -> str:
     """What may have been meant."""
     known = list(known)
-    near = difflib.get_close_matches(given.lower(), known, n=1, cutoff=0.5)
-    listed = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else "nothing can be set here"
+    lower = {name.lower(): name for name in known}
+    near = [lower[name] for name in difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.5)]
+    shown = [repr(name) if "," in name or " " in name else name for name in known]
+    listed = f"there {'is' if len(known) == 1 else 'are'} {', '.join(shown)}" if known else "nothing can be set here"
     return f"did you mean {near[0]!r}? ({listed})" if near else listed
 
 

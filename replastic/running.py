@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import traceback
@@ -20,6 +21,7 @@ from .runs import RunSpec
 from .task import Task
 from .train import Position, Row, train, train_in_pieces
 
+log = logging.getLogger("replastic")
 _ROWS_ON_THEIR_WAY = 1  # left unread while training goes on, so that it need not wait for the device
 
 
@@ -161,7 +163,13 @@ class Running:
         folder = self.out / first.folder
         if not (folder / "run.json").exists() or (shared := read_run(folder)).status != "finished":
             return (0, 0)
-        position, state = load_checkpoint(folder)
+        try:
+            position, state = load_checkpoint(folder)
+        except (OSError, ValueError) as problem:
+            log.warning(
+                "this run trains its first task itself; delete %s to have it trained anew for all: %s", folder, problem
+            )
+            return (0, 0)
         for row in shared.rows:
             self.record.add(row)
         mine = self.learner.state_dict()

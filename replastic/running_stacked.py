@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from .record import RecordNotWritten
 from .running import Running
 from .runs import RunSpec
 from .stacked_methods import check_methods
@@ -26,8 +27,10 @@ def finish_stacked(runs: Sequence[Running], tell: Callable[[Running], None] | No
             alike.setdefault((running.prepare(), in_common(running.run.training)), []).append(running)
         for (done, _), together in alike.items():
             _train(together, cast(Position, done), tell)
-    except Exception:
-        log.warning("these %d runs could not be trained as one", len(runs), exc_info=True)
+    except RecordNotWritten:
+        raise
+    except Exception as problem:
+        log.warning("these %d runs train one by one, as a stack of them failed: %s", len(runs), problem)
         return False
     return True
 
@@ -61,4 +64,5 @@ def fits_in_stack(run: RunSpec) -> bool:
         check_methods(run.methods())
     except (TypeError, ValueError):
         return False
-    return run.training.path == "stacked" and run.training.precision != "bfloat16"
+    training = run.training
+    return training.path == "stacked" and training.optimizer == "sgd" and training.precision != "bfloat16"

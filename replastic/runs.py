@@ -76,13 +76,17 @@ class RunSpec:
         }
         return json.loads(json.dumps(config))  # as it comes back from its file
 
+    def load(self, *, device: torch.device, root: str | Path | None = None) -> ImageData:
+        """The run's data set, without images held out."""
+        return _loaded(self.experiment.data[0], json.dumps(self.experiment.data[1]), root, device)
+
     def build(self, *, device: torch.device, root: str | Path | None = None) -> tuple[Learner, Sequence[ImageTask]]:
         """A new learner, and its tasks. Arms of one seed start with the same weights and see the same data in one order.
 
         root: the folder where data sets lie.
         """
         experiment, training = self.experiment, self.training
-        data = _loaded(experiment.data[0], json.dumps(experiment.data[1]), root, device)
+        data = self.load(device=device, root=root)
         if experiment.validation:
             data = data.hold_out(experiment.validation, self.seed)
         protocol, settings = experiment.protocol

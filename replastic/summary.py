@@ -85,8 +85,8 @@ def summary_table(found: Sequence[Summary]) -> list[str]:
 
 
 def _cells(one: Summary) -> tuple[str, ...]:
-    figures = (statistics.mean(one.first), one.mean, one.spread) if one.last else ()
-    shown = tuple(f"{figure:.3f}" for figure in figures) or ("-", "-", "-")
+    shown = (f"{statistics.mean(one.first):.3f}", f"{one.mean:.3f}") if one.last else ("-", "-")
+    shown += (f"{one.spread:.3f}" if len(one.last) > 1 else "-",)
     others = ", ".join(f"{count} {status}" for status, count in Counter(one.others).items())
     return (one.arm, *shown, str(len(one.last)), others)
 

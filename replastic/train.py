@@ -54,7 +54,7 @@ def train(
     *,
     seed: int = 0,
     done: Position = (0, 0),
-    measuring: Sequence[Measuring] = (),
+    measuring: Measuring | Sequence[Measuring] = (),
 ) -> Iterator[Row]:
     """Train on one task after the other; gives a row right after each boundary (epoch 0), and after each epoch.
 
@@ -80,9 +80,14 @@ def train_in_pieces(
     *,
     seed: int = 0,
     done: Position = (0, 0),
-    measuring: Sequence[Measuring] = (),
+    measuring: Measuring | Sequence[Measuring] = (),
 ) -> Iterator[Row | None]:
     """The same, with None wherever another run on the same GPU may have its turn."""
+    measuring = [measuring] if isinstance(measuring, Measuring) else measuring
+    if not 0 <= done[0] < len(tasks):
+        raise ValueError(f"done={done}, and there are {len(tasks)} tasks: give the position of a row of this stream")
+    if done != (0, 0) and learner.task is None:
+        raise ValueError(f"done={done}, and the learner has begun no task: first learner.load_state_dict(saved, task=...)")
     steps = steps_for(learner, training)
     for number in range(done[0], len(tasks)):
         task = tasks[number]

@@ -81,6 +81,8 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("data", "name"), "cifar", "did you mean 'cifar10'?"),
     (("data", "name"), None, r"\[data\] has no name: give one of"),
     (("data", "root"), "/here", "'root', which follows from the rest"),
+    (("data", "validaton"), 10, "has the key 'validaton': did you mean 'validation'?"),
+    (("checkpoints", "minutes"), -1, "minutes = -1 must be 0 or more"),
     (("data", "validation"), 0.1, r"\[data\] validation = 0.1: give a whole number"),
     (("model", "name"), "resnet-18", "did you mean 'resnet'?"),
     (("model", "hiden"), [3], "has the key 'hiden': did you mean 'hidden'?"),

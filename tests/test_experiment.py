@@ -328,6 +328,52 @@ def test_an_arms_own_clipping_and_precision_hold_in_a_stack_too(tmp_path: Path) 
     assert read(tmp_path / "stacked" / "again" / "seed-0").rows[-1]["path"] == "stacked"
 
 
+def test_nothing_is_trained_for_runs_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    finished(tmp_path, experiment(SHARING))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    other = experiment(SHARING, training={"learning_rate": 0.02})
+    assert finished(tmp_path, other) == {f"{arm}/seed-0": "not opened" for arm in SHARING}
+    assert "config.training.learning_rate is 0.01 there and 0.02 here" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_shared_first_task_that_is_damaged_is_trained_by_each_arm_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = experiment(SHARING)
+    finished(tmp_path / "whole", of)
+    finished(tmp_path / "out", of, arms=["base"])
+    first = next((tmp_path / "out").glob("first-task-*/seed-0"))
+    for file in first.glob("checkpoints/*/tensors.safetensors"):
+        file.write_bytes(b"")
+    assert finished(tmp_path / "out", of, arms=["FIRE"])["FIRE/seed-0"] == "finished"
+    assert "this run trains its first task itself" in caplog.text
+    assert same_end(tmp_path / "whole" / "FIRE" / "seed-0", tmp_path / "out" / "FIRE" / "seed-0")
+
+
+def test_the_name_of_a_grid_stands_for_its_points(tmp_path: Path) -> None:
+    of = experiment({"base": {}, "L2": {"name": "l2", "grid": {"strength": [0.1, 0.2]}}})
+    assert list(finished(tmp_path, of, arms=["L2"])) == ["L2,-strength=0.1/seed-0", "L2,-strength=0.2/seed-0"]
+    with pytest.raises(ValueError, match="--arm 'L3': did you mean 'L2'"):
+        finished(tmp_path, of, arms=["L3"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"device": "gpu"}, '''--device 'gpu': give "cpu", "cuda" or "cuda:1"'''),
+        ({"device": "cuda:63"}, "--device cuda:63: torch sees"),
+        ({"out": "a-file"}, "a-file is no folder; give a folder"),
+        ({"out": "a-file/inside"}, "a-file is no folder; give a folder"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_before_anything_is_made(given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("")
+    with pytest.raises(ValueError, match=says):
+        run(experiment(), tmp_path / given.get("out", "out"), device=given.get("device", "cpu"))
+    assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
+
+
 def test_no_run_side_by_side_is_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--side-by-side 0: give 1 or more"):
         finished(tmp_path, experiment(), side_by_side=0)
@@ -499,5 +545,6 @@ def test_the_command_runs_a_file_and_says_how_it_ended(
     assert main([str(tmp_path / "no.toml"), "--out", str(tmp_path)]) == 2
     monkeypatch.setenv("REPLASTIC_DATA", str(tmp_path))
     (tmp_path / "b.toml").write_text(TEXT.replace('"digits"', '"npz"\npath = "x.npz"'))
-    assert main([str(tmp_path / "b.toml"), "--out", str(tmp_path / "b"), "--device", "cpu"]) == 1
+    assert main([str(tmp_path / "b.toml"), "--out", str(tmp_path / "b"), "--device", "cpu"]) == 2
     assert "no .npz file: looked for" in caplog.text
+    assert not (tmp_path / "b").exists()

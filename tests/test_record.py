@@ -93,7 +93,7 @@ def test_a_half_last_line_is_left_out_while_a_run_goes_on_and_is_damage_when_it_
         record.add({"step": 1})
         record.end("diverged", "loss is NaN")
     (tmp_path / "other/rows.jsonl").write_text('{"step": 1')
-    with pytest.raises(ValueError, match=r"rows\.jsonl is damaged: it ends in line 1"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl is damaged: it has 0 whole lines"):
         read(tmp_path / "other")
 
 
@@ -325,8 +325,8 @@ def wait_until(holds: Callable[[], bool]) -> None:
     [
         (lambda data: data.replace(b'{"step": 2}', b'{"step"\xff 2}'), "damaged in line 2"),
         (lambda data: data.replace(b'{"step": 2}', b'{"step": 7}'), "one of the lines 1 to 4 has changed"),
-        (lambda data: data[:30], "it ends in line 3, and checkpoint 000002 was written when it had 4 lines"),
-        (lambda data: b"", "it ends in line 1"),
+        (lambda data: data[:30], "it has 2 whole lines, and checkpoint 000002 was written when it had 4 lines"),
+        (lambda data: b"", "it has 0 whole lines"),
     ],
 )
 @pytest.mark.parametrize("name", ["rows.jsonl", "times.jsonl"])

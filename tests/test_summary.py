@@ -44,7 +44,7 @@ def test_arms_are_ranked_by_their_last_tasks_with_mean_and_spread_over_seeds(tmp
         "n",
         "others",
     ]
-    assert first.split() == ["stays", "0.700", "0.700", "0.000", "1", "1", "diverged"]
+    assert first.split() == ["stays", "0.700", "0.700", "-", "1", "1", "diverged"]
     assert last.split() == ["one", "that", "failed", "-", "-", "-", "0", "1", "failed"]
     assert (best.arm, best.tasks, best.last, best.spread) == ("stays", 2, pytest.approx((0.7,)), 0.0)
     assert worst.arm == "falls"

@@ -334,7 +334,7 @@ def test_best_says_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="has no runs of a grid"):
         best(tmp_path / "plain")
     write_runs(parse(tiny(GRID, metric="full_accuracy")), tmp_path / "metric", lambda run: [row])
-    with pytest.raises(OptionError, match="'validation_full_accuracy', which metric = 'full_accuracy' asks for"):
+    with pytest.raises(OptionError, match="metric = 'full_accuracy', of which there is none on validation images"):
         best(tmp_path / "metric")
     write_runs(parse(tiny(GRID)), tmp_path / "wild", lambda run: None)
     with pytest.raises(OptionError, match="every point of 'redo' diverged"):

@@ -128,6 +128,15 @@ def test_the_order_of_the_data_depends_on_seed_task_and_epoch_alone() -> None:
     assert len(drawn) == 4
 
 
+def test_a_place_that_is_not_in_the_stream_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"done=\(5, 0\), and there are 2 tasks"):
+        rows_of(learner_of(settings()), stream(), settings(), done=(5, 0))
+    with pytest.raises(ValueError, match="there are 0 tasks"):
+        rows_of(learner_of(settings()), [], settings())
+    with pytest.raises(ValueError, match="the learner has begun no task: first"):
+        rows_of(learner_of(settings()), stream(), settings(), done=(1, 1))
+
+
 def test_any_stream_of_tasks_will_do() -> None:
     """Batches of a loader of one's own, inputs by name, no accuracy, no test."""
 

@@ -202,6 +202,12 @@ class Record(AbstractContextManager["Record"]):
             log.sync()
 
 
+def status_of(folder: str | Path, *, config: Mapping[str, Any], seed: int, arm: str) -> str:
+    """How a run stands that may be there already, without opening it; ValueError if something else is there."""
+    given = {"config": plain({**config}, "config"), "arm": arm, "seed": seed}
+    return read_end(Path(folder))["status"] if _is_run(Path(folder), given) else "new"
+
+
 def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
     """Whether this run was started there; ValueError if something else is."""
     if not (folder / "run.json").exists():

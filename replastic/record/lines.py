@@ -59,7 +59,7 @@ def check_lines(path: Path, data: bytes, noted: Mapping[str, Any], by: str) -> M
     says = f"{by} was written when it had {noted['lines']} lines. Nothing was changed: bring the file back from a copy"
     parsed(path, kept[: kept.rfind(b"\n") + 1])
     if len(kept) < noted["bytes"]:
-        raise ValueError(f"{path} is damaged: it ends in line {kept.count(10) + 1}, and {says}")
+        raise ValueError(f"{path} is damaged: it has {kept.count(10)} whole lines, and {says}")
     raise ValueError(f"{path} is damaged: one of the lines 1 to {noted['lines']} has changed; {says}")
 
 

@@ -45,6 +45,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"Split({len(self)} images of {' x '.join(map(str, self.images.shape[1:]))}, {self.labels.device})"
+
     def of(self, index: Tensor) -> Split:
         """Some of the samples."""
         return Split(self.images[index], self.labels[index])

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ..config import Experiment, read
-from ..experiment import chosen_runs
+from ..experiment import check_out, chosen_runs
 from ..options import OptionError, check_type, nearest
+from ..record import status_of
 from ..runs import RunSpec, first_tasks
 from .call import Call, Outcome, ended, plain
 from .engine import Engine, check_engine_options
@@ -61,6 +62,7 @@ def sweep(
         raise OptionError(
             f"changes={list(changes)!r} are made to files: give the file's path, or an experiment and no changes"
         )
+    check_out(out)
     options = dict(options or {})
     engine = _engine(on, Path(out), jobs, device, options)
     waves = _waves(experiment, chosen_runs(experiment, arms, seeds), Path(out), root, retry=retry)
@@ -69,7 +71,7 @@ def sweep(
         if known is not None:
             outcomes[folder] = known
     if outcomes:
-        log.info("%d runs have ended before", len(outcomes))
+        log.info("%d runs have ended before, or cannot be opened", len(outcomes))
     waiting = [[call for call, known in wave.values() if known is None] for wave in waves]
     if any(waiting):
         with engine:
@@ -104,12 +106,22 @@ def _waves(
             retry=retry,
             command=sys.argv,
         )
-        known = ended(mine)
+        known = ended(mine) or _in_the_way(mine)
         after[place / run.folder] = mine, known
         if shared is not None and known is None and place / shared.folder not in before:
             first = replace(mine, first_task=True, shares=False)
             before[place / shared.folder] = first, ended(first)
     return before, after
+
+
+def _in_the_way(call: Call) -> Outcome | None:
+    """The outcome of a run whose folder holds another: it is known before anything is trained."""
+    run = call.run
+    try:
+        status_of(Path(call.out) / run.folder, config=run.config(), seed=run.seed, arm=run.arm)
+    except (OSError, ValueError) as problem:
+        return call.outcome("not opened", str(problem))
+    return None
 
 
 def _engine(on: str, out: Path, jobs: int | None, device: torch.device | str | None, options: dict[str, Any]) -> Engine:
