@@ -16,7 +16,7 @@ import torch
 from replastic.config import Experiment, parse
 from replastic.experiment import main, run
 from replastic.methods import METHODS
-from replastic.record import Record, RecordNotWritten, find_runs, load_checkpoint, read
+from replastic.record import Record, RecordNotWritten, load_checkpoint, read
 from replastic.running import Running
 from replastic.runs import RunSpec
 
@@ -305,29 +305,6 @@ def test_what_is_said_of_an_experiment_may_change_and_its_runs_go_on(tmp_path: P
     assert read(tmp_path / "base" / "seed-0").about == {"name": "small", "about": "a typo", "metric": "online_accuracy"}
 
 
-def test_a_member_that_diverges_leaves_the_others_in_their_stack(tmp_path: Path) -> None:
-    arms = {"BP": {}, "ER": {"name": "er", "every": 5}, "wild": {"name": "er", "every": 5, "rate": 1e30}}
-    statuses = finished(tmp_path, stacked("stacked", arms=arms))
-    assert statuses == {f"{arm}/seed-{seed}": "diverged" if arm == "wild" else "finished" for seed in (0, 1) for arm in arms}
-    assert {row["path"] for row in read(tmp_path / "BP" / "seed-0").rows if row["epoch"]} == {"stacked"}
-
-
-def test_an_arms_own_clipping_and_precision_hold_in_a_stack_too(tmp_path: Path) -> None:
-    arms = {
-        "base": {},
-        "clipped": {"training": {"clip": 1e-3}},
-        "again": {"training": {"clip": 1e-3}},
-        "half": {"training": {"precision": "bfloat16"}},
-    }
-    for path in ("eager", "stacked"):
-        finished(tmp_path / path, stacked(path, arms=arms))
-    for arm in arms:
-        one, other = (read(tmp_path / path / arm / "seed-0").rows[-1] for path in ("eager", "stacked"))
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
-    assert read(tmp_path / "stacked" / "half" / "seed-0").rows[-1]["path"] == "eager"
-    assert read(tmp_path / "stacked" / "again" / "seed-0").rows[-1]["path"] == "stacked"
-
-
 def test_nothing_is_trained_for_runs_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     finished(tmp_path, experiment(SHARING))
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -459,71 +436,6 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_rows_of_one_that_was_not(t
     assert same_end(tmp_path / "whole" / "CBP" / "seed-0", tmp_path / "killed" / "CBP" / "seed-0")
     resumes = (tmp_path / "killed" / "CBP" / "seed-0" / "resumes.jsonl").read_text().splitlines()
     assert any(json.loads(line)["checkpoint"] for line in resumes)
-
-
-STACKED = {
-    "arms": {"BP": {}, "L2": {"name": "l2"}, "CBP": {"name": "cbp", **ACTING["cbp"]}, "ReDo": {"name": "redo"}},
-    "model": {"name": "mlp", "hidden": [10, 10]},
-    "training": {"renew_optimizer": False, "optimizer": "sgd", "learning_rate": 0.01, "batch": 1, "clip": 0.5},
-}
-
-
-def stacked(path: str, **given: Any) -> Experiment:
-    table = {**tomllib.loads(TEXT), **STACKED, "seeds": [0, 1], **given}
-    return parse({**table, "training": {**STACKED["training"], "path": path}})
-
-
-def test_stacked_runs_are_the_runs_alone_each_in_its_folder(tmp_path: Path) -> None:
-    finished(tmp_path / "alone", stacked("eager"))
-    assert set(finished(tmp_path / "stacked", stacked("stacked")).values()) == {"finished"}
-    for arm in STACKED["arms"]:
-        for seed in (0, 1):
-            one, other = (read(tmp_path / how / arm / f"seed-{seed}").rows for how in ("alone", "stacked"))
-            assert [row["step"] for row in one] == [row["step"] for row in other]
-            for row, wanted in zip(one, other, strict=True):
-                assert row["train_accuracy"] == pytest.approx(wanted["train_accuracy"], abs=0.021)  # one sample of fifty
-                assert row.get("loss", 0) == pytest.approx(wanted.get("loss", 0), rel=1e-4)
-            paths = {row["path"] for row in other if row["epoch"]}
-            assert paths == {"eager" if arm == "ReDo" else "stacked"}
-
-
-def test_stacked_runs_that_were_stopped_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(tmp_path / "whole", stacked("stacked"))
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=_killed_after, args=(tmp_path / "stopped", 9))
-    child.start()
-    child.join(60)
-    positions = [load_checkpoint(folder)[0] for folder in find_runs(tmp_path / "stopped") if "ReDo" not in str(folder)]
-    assert len({tuple(position.values()) for position in positions}) == 2  # it was in the middle of saving them
-    assert set(finished(tmp_path / "stopped", stacked("stacked")).values()) == {"finished"}
-    for folder in find_runs(tmp_path / "whole"):
-        one, other = read(folder).rows, read(tmp_path / "stopped" / folder.relative_to(tmp_path / "whole")).rows
-        for row, wanted in zip(one, other, strict=True):
-            assert row.get("loss", 0) == pytest.approx(wanted.get("loss", 0), rel=1e-4)
-
-
-def _killed_after(out: Path, saves: int) -> None:
-    save, count = Running._save, 0
-
-    def counted(self: Running, position: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > saves:
-            os.kill(os.getpid(), signal.SIGKILL)
-        save(self, position)
-
-    Running._save = counted  # type: ignore[method-assign]
-    finished(out, stacked("stacked"))
-
-
-def test_arms_that_cannot_be_stacked_after_all_train_by_themselves(tmp_path: Path) -> None:
-    # Batch norms have statistics that a stack cannot keep for each.
-    model = {"name": "cnn", "convolutions": 1, "kernel": 3, "norm": "batch"}
-    training = {**STACKED["training"], "path": "stacked", "batch": 10}
-    arms = {"BP": {}, "L2": {"name": "l2"}}
-    of = parse({**tomllib.loads(TEXT), "model": model, "training": training, "arms": arms})
-    assert set(finished(tmp_path, of).values()) == {"finished"}
-    assert read(tmp_path / "BP" / "seed-0").rows[-1]["path"] == "eager"
 
 
 # the command line

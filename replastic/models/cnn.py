@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Norm, make_activation, make_norm, width_after
+from .parts import Activation, Norm, dense_layers, make_activation, make_norm, width_after
 
 
 class CNN(nn.Sequential):
@@ -45,9 +45,4 @@ class CNN(nn.Sequential):
             width, side = width_after(activation, channels), (side - kernel + 1) // 2
         if side < 1:
             raise ValueError(f"images of {size}x{size} are too small for {convolutions} convolutions of {kernel}x{kernel}")
-        layers += [nn.Flatten()]
-        width *= side * side
-        for units in hidden:
-            layers += [nn.Linear(width, units), make_activation(activation)]
-            width = width_after(activation, units)
-        super().__init__(*layers, nn.Linear(width, classes))
+        super().__init__(*layers, *dense_layers(width * side * side, hidden, classes, activation))

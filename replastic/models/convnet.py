@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Norm, make_activation, make_norm, width_after
+from .parts import Activation, Norm, dense_layers, make_activation, make_norm, width_after
 
 
 class ConvNet(nn.Sequential):
@@ -60,9 +60,4 @@ class ConvNet(nn.Sequential):
                     f"images of {size}x{size} are too small for convolutions of {list(kernels)} with a pooling after each: "
                     "give larger images, smaller kernels, fewer of them, or padded=True"
                 )
-        layers += [nn.Flatten()]
-        width *= side * side
-        for units in hidden:
-            layers += [nn.Linear(width, units), make_activation(activation)]
-            width = width_after(activation, units)
-        super().__init__(*layers, nn.Linear(width, classes))
+        super().__init__(*layers, *dense_layers(width * side * side, hidden, classes, activation))

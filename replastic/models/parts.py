@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -57,3 +57,12 @@ def make_norm(name: Norm, channels: int, *, images: bool) -> nn.Module:
     if name == "group":
         return nn.GroupNorm(next(groups for groups in range(_GROUPS, 0, -1) if channels % groups == 0), channels)
     raise ValueError(f'norm={name!r}: give "none", "batch", "layer" or "group"')
+
+
+def dense_layers(width: int, hidden: Sequence[int], classes: int, activation: Activation) -> list[nn.Module]:
+    """Linear layers with an activation after each but the last, on what comes in flattened."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for units in hidden:
+        layers += [nn.Linear(width, units), make_activation(activation)]
+        width = width_after(activation, units)
+    return [*layers, nn.Linear(width, classes)]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .parts import Activation, Norm, make_activation, make_norm, width_after
+from .parts import Activation, Norm, dense_layers, make_activation, make_norm, width_after
 
 
 class ResNet(nn.Module):
@@ -49,11 +49,7 @@ class ResNet(nn.Module):
                 width = width_after(activation, channels)
         self.blocks = nn.Sequential(*stages)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        head: list[nn.Module] = [nn.Flatten()]
-        for units in hidden:
-            head += [nn.Linear(width, units), make_activation(activation)]
-            width = width_after(activation, units)
-        self.head = nn.Sequential(*head, nn.Linear(width, classes))
+        self.head = nn.Sequential(*dense_layers(width, hidden, classes, activation))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.pool(self.blocks(self.stem(images))))

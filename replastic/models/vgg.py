@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .parts import Activation, Norm, make_activation, make_norm, width_after
+from .parts import Activation, Norm, dense_layers, make_activation, make_norm, width_after
 
 
 class VGG(nn.Module):
@@ -64,12 +64,7 @@ class VGG(nn.Module):
                 width = width_after(activation, channels)
             features += [nn.MaxPool2d(2)]
         self.features = nn.Sequential(*features)
-        head: list[nn.Module] = [nn.Flatten()]
-        width *= side * side
-        for units in hidden:
-            head += [nn.Linear(width, units), make_activation(activation)]
-            width = width_after(activation, units)
-        self.head = nn.Sequential(*head, nn.Linear(width, classes))
+        self.head = nn.Sequential(*dense_layers(width * side * side, hidden, classes, activation))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.features(images))
