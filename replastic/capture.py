@@ -30,6 +30,24 @@ _PIECE = 2  # steps from one run's turn to the next: kernels of two runs overlap
 WARM_UP = 3  # real steps before a graph is recorded: libraries choose their kernels, optimisers make their state
 
 
+class CompiledSteps(EagerSteps):
+    """Eager steps of the model as torch.compile makes it, for devices without graphs."""
+
+    path = "compiled"
+    _compiled: Callable[..., Any] | None = None
+
+    def forward(self) -> Callable[..., Any]:
+        """What the compiler made of the model; itself while it has a tap, whose hooks would be compiled in."""
+        if self.learner.taps is not None:
+            return self.learner.model
+        if self._compiled is None:
+            self._compiled = torch.compile(original(self.learner.model), dynamic=False)
+        return self._compiled
+
+    def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
+        return super().gradients(task, batch, self.forward())
+
+
 class CapturedSteps(EagerSteps):
     """Steps of image tasks, replayed on CUDA; `compiled`: of the model as torch.compile makes it.
 
@@ -38,17 +56,20 @@ class CapturedSteps(EagerSteps):
 
     def __init__(self, learner: Learner, training: Training, *, compiled: bool) -> None:
         super().__init__(learner, training)
-        self.compiled = compiled
+        self.compiler = CompiledSteps(learner, training) if compiled else None
         self.stream = torch.cuda.Stream(learner.device)
-        self._forward: Callable[..., Any] | None = None
         self._recorded: _Recording | None = None
         self._warm = 0
 
     @property
     def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """How the last steps were run."""
-        recorded = self._recorded
-        return "eager" if recorded is None else f"{'compiled ' if self._uses_compiler() else ''}graph, {recorded.holds}"
+        recorded, compiled = self._recorded, self.forward() is not self.learner.model
+        return "eager" if recorded is None else f"{'compiled ' if compiled else ''}graph, {recorded.holds}"
+
+    def forward(self) -> Callable[..., Any]:
+        """The model, or what the compiler made of it."""
+        return self.compiler.forward() if self.compiler is not None else self.learner.model
 
     def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
         if not isinstance(task, ImageTask) or not _penalties_fit(self.learner):
@@ -91,17 +112,6 @@ class CapturedSteps(EagerSteps):
         if current != torch.cuda.default_stream(self.learner.device):
             return torch.cuda.stream(current)
         return beside(self.stream)
-
-    def _uses_compiler(self) -> bool:
-        return self.compiled and self.learner.taps is None  # a tap's hooks would be compiled in, and taps come and go
-
-    def forward(self) -> Callable[..., Any]:
-        """The model, or what the compiler made of it."""
-        if not self._uses_compiler():
-            return self.learner.model
-        if self._forward is None:
-            self._forward = torch.compile(original(self.learner.model), dynamic=False)
-        return self._forward
 
     def _recording_of(self, task: ImageTask) -> _Recording:
         known = self._recorded
@@ -235,19 +245,3 @@ def beside(stream: torch.cuda.Stream) -> Iterator[None]:
             yield
     finally:
         current.wait_stream(stream)
-
-
-class CompiledSteps(EagerSteps):
-    """Eager steps of the model as torch.compile makes it, for devices without graphs."""
-
-    path = "compiled"
-
-    def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
-        if self.learner.taps is None:
-            forward = self._compiled(original(self.learner.model))
-        return super().gradients(task, batch, forward)
-
-    def _compiled(self, model: nn.Module) -> Callable[..., Any]:
-        if getattr(self, "_model", None) is not model:
-            self._model, self._forward = model, torch.compile(model, dynamic=False)
-        return self._forward

@@ -40,8 +40,8 @@ from .measuring import Measuring
 from .methods import METHODS
 from .models import FROM_IMAGES, MODELS
 from .options import OptionError, check_keys, check_options, check_type, nearest, options_of
-from .streams.data import DATA_SETS
-from .streams.protocols import PROTOCOLS
+from .streams.data import DATA_SETS, FROM_CALLER
+from .streams.protocols import FROM_RUN, PROTOCOLS
 from .training import Training
 
 Table = Mapping[str, Any]
@@ -131,17 +131,16 @@ def parse(table: Table) -> Experiment:
         raise OptionError(f"seeds = {seeds!r}: give at least one, each once, 0 or more")
     data = dict(_table(table["data"], "[data]"))
     if data.get("name") in DATA_SETS:
-        options = options_of(DATA_SETS[data["name"]], ("root", "download"))
-        check_keys(data, ["name", "validation", *options, "root", "download"], "[data]")
+        check_keys(data, ["name", "validation", *options_of(DATA_SETS[data["name"]])], "[data]")
     validation = data.pop("validation", 0)
     check_type(validation, int, "[data] validation")
     training = made(Training, _table(table["training"], "[training]"), "[training]")
     return Experiment(
         name=table["name"],
-        seeds=tuple(table["seeds"]),
-        data=_named(data, DATA_SETS, "[data]", given=("root", "download")),
+        seeds=tuple(seeds),
+        data=_named(data, DATA_SETS, "[data]", given=FROM_CALLER),
         model=_named(table["model"], MODELS, "[model]", given=FROM_IMAGES),
-        protocol=_named(table["protocol"], PROTOCOLS, "[protocol]", given=("data", "seed", "batch")),
+        protocol=_named(table["protocol"], PROTOCOLS, "[protocol]", given=FROM_RUN),
         training=training,
         measures=_measures(table.get("measures", [])),
         validation=validation,

@@ -53,7 +53,7 @@ def run(
     check_out(out)
     firsts, known, reported = first_tasks(experiment), dict[str, str](), set[str]()
 
-    def refused(one: RunSpec, problem: Exception) -> None:
+    def refuse(one: RunSpec, problem: Exception) -> None:
         known[str(one.folder)] = "not opened"
         if str(problem) not in reported:  # what is wrong with one is often wrong with all
             reported.add(str(problem))
@@ -64,19 +64,20 @@ def run(
             first, turns = firsts.get(one.folder), side_by_side > 1
             return Running(one, out, device=place, root=root, first=first, retry=retry, turns=turns)
         except (OSError, RuntimeError, ValueError) as problem:  # of this run: the others go on
-            return refused(one, problem)
+            return refuse(one, problem)
 
-    waiting = []
-    for one in wanted:  # before anything is trained
+    def waits(one: RunSpec) -> bool:
         try:
             status = status_of(Path(out) / one.folder, config=one.config(), seed=one.seed, arm=one.arm)
         except (OSError, ValueError) as problem:
-            refused(one, problem)
-            continue
+            refuse(one, problem)
+            return False
         if status in ENDINGS and not (status == "failed" and retry):
             known[str(one.folder)] = status
-        else:
-            waiting.append(one)
+            return False
+        return True
+
+    waiting = list(filter(waits, wanted))  # known before anything is trained
     if waiting:
         waiting[0].load(device=place, root=root)  # if it is not there, for none of them
     if experiment.training.path == "stacked":
@@ -193,18 +194,18 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m repla
             retry=given.retry,
             tell=Telling(experiment.metric),
         )
+        for folder, status in statuses.items():
+            log.info("%s: %s", Path(given.out) / folder, status)
+        if "failed" in statuses.values():
+            log.info("Tracebacks are in end.json of each folder; --retry goes on with what has failed.")
+        for line in summary_table(summarise(given.out)) if Path(given.out).is_dir() else ():
+            log.info("%s", line)
     except (OptionError, OSError, RuntimeError, ValueError) as problem:
         log.error("%s", problem)
         return 2
     except KeyboardInterrupt:
         log.error("stopped; the same command goes on")
         return 130
-    for folder, status in statuses.items():
-        log.info("%s: %s", Path(given.out) / folder, status)
-    if "failed" in statuses.values():
-        log.info("Tracebacks are in end.json of each folder; --retry goes on with what has failed.")
-    for line in summary_table(summarise(given.out)) if Path(given.out).is_dir() else ():
-        log.info("%s", line)
     return 0 if all(status == "finished" for status in statuses.values()) else 1
 
 

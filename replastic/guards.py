@@ -37,7 +37,7 @@ def flat_list(methods: Method | Iterable[Any]) -> list[Method]:
 def check_acts(method: Method) -> None:
     """Raise for a method that has no moment."""
     kind = type(method)
-    if all(getattr(kind, moment) is getattr(Method, moment) for moment in _MOMENTS):
+    if not any(map(kind.overrides, _MOMENTS)):
         near = [n for name in vars(kind) for n in difflib.get_close_matches(name, _MOMENTS, n=1)]
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise TypeError(f"{kind.__name__} overrides none of {', '.join(_MOMENTS[:3])} and would do nothing{hint}")

@@ -181,7 +181,7 @@ class Learner:
 
     def acting(self, moment: Literal["at_boundary", "penalty", "after_step"]) -> list[Method]:
         """The methods that do something at that moment of the present task, in their order."""
-        return [method for method in self._started if getattr(type(method), moment) is not getattr(Method, moment)]
+        return [method for method in self._started if method.overrides(moment)]
 
     def evaluated(self) -> dict[str, nn.Module]:
         """The networks to be tested, by name; the first is the one that counts."""

@@ -64,6 +64,11 @@ class Method:
         """The networks to be tested, by name, the one that counts first; None: the learner's model."""
         return None
 
+    @classmethod
+    def overrides(cls, moment: str) -> bool:
+        """Whether something happens at that moment: "at_boundary", "penalty", "after_step", "start" or "evaluated"."""
+        return getattr(cls, moment) is not getattr(Method, moment)
+
     def require(self, name: str, holds: bool, expected: str) -> None:
         """Raise unless a hyperparameter is as expected."""
         if not holds:

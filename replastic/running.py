@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .allocator import keep_freed_memory
-from .record import Record, RecordNotWritten, load_checkpoint
+from .record import ENDINGS, Record, RecordNotWritten, load_checkpoint
 from .record import read as read_run
 from .runs import RunSpec
 from .task import Task
@@ -77,7 +77,7 @@ class Running:
 
     @property
     def ended(self) -> bool:
-        return self.status in ("finished", "diverged", "failed")
+        return self.status in ENDINGS
 
     def advance(self) -> bool:
         """Train a piece; whether there is more to do.
@@ -88,7 +88,7 @@ class Running:
         if self.ended:
             return False
         try:
-            with self._in_its_own_world():
+            with self.own_world():
                 self._next_piece()
         except RecordNotWritten:
             raise
@@ -113,7 +113,7 @@ class Running:
     def _build(self) -> None:
         if self.device.type == "cpu":
             keep_freed_memory()
-        with self._in_its_own_world():
+        with self.own_world():
             torch.manual_seed(self.run.seed)  # what dropout draws; first weights and orders have seeds of their own
             self.learner, self.tasks = self.run.build(device=self.device, root=self.root)
 
@@ -161,9 +161,9 @@ class Running:
     def _adopt(self, first: RunSpec) -> Position:
         """Take over a first task that another run has trained: its rows, its weights, its optimiser's state."""
         folder = self.out / first.folder
-        if not (folder / "run.json").exists() or (shared := read_run(folder)).status != "finished":
-            return (0, 0)
         try:
+            if not (folder / "run.json").exists() or (shared := read_run(folder)).status != "finished":
+                return (0, 0)
             position, state = load_checkpoint(folder)
         except (OSError, ValueError) as problem:
             log.warning(
@@ -205,7 +205,7 @@ class Running:
             self._saved_at = time.monotonic()
 
     @contextmanager
-    def _in_its_own_world(self) -> Iterator[None]:
+    def own_world(self) -> Iterator[None]:
         """A stream and a random state of its own, so that runs that take turns do not see each other."""
         outside = _get_random(self.device)
         if self._random is not None:

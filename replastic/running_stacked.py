@@ -16,23 +16,24 @@ from .train_stacked import in_common, train_stacked
 log = logging.getLogger("replastic")
 
 
-def finish_stacked(runs: Sequence[Running], tell: Callable[[Running], None] | None = None) -> bool:
-    """Train runs to their end, those that stand at the same place and train alike as one; whether that went well.
+def finish_stacked(runs: Sequence[Running], tell: Callable[[Running], None] | None = None) -> None:
+    """Train runs to their end, those that stand at the same place and train alike as one.
 
-    Runs that were killed while they were being saved may stand at different places, and then train in several stacks.
+    Runs that were killed while they were being saved may stand at different places, and then train in several stacks. If
+    something goes wrong, they are left as they are, to train one by one from where they were saved.
     """
     alike: dict[tuple[object, ...], list[Running]] = {}
     try:
         for running in runs:
-            alike.setdefault((running.prepare(), in_common(running.run.training)), []).append(running)
+            with running.own_world():
+                place = running.prepare()
+            alike.setdefault((place, in_common(running.run.training)), []).append(running)
         for (done, _), together in alike.items():
             _train(together, cast(Position, done), tell)
     except RecordNotWritten:
         raise
     except Exception as problem:
         log.warning("these %d runs train one by one, as a stack of them failed: %s", len(runs), problem)
-        return False
-    return True
 
 
 def _train(runs: Sequence[Running], done: Position, tell: Callable[[Running], None] | None) -> None:

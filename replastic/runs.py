@@ -23,9 +23,9 @@ from .method import Method
 from .methods import METHODS, LayerReset
 from .models import FROM_IMAGES, MODELS, build_model
 from .options import OptionError, nearest, with_defaults
-from .streams.data import DATA_SETS, load
+from .streams.data import DATA_SETS, FROM_CALLER, load
 from .streams.images import ImageData, ImageTask
-from .streams.protocols import PROTOCOLS
+from .streams.protocols import FROM_RUN, PROTOCOLS
 from .training import Training
 
 
@@ -63,11 +63,11 @@ class RunSpec:
         config = {
             "data": {
                 "name": data,
-                **with_defaults(DATA_SETS[data], of_data, ("root", "download")),
+                **with_defaults(DATA_SETS[data], of_data, FROM_CALLER),
                 "validation": experiment.validation,
             },
             "model": {"name": model, **with_defaults(MODELS[model], of_model, FROM_IMAGES)},
-            "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, ("data", "seed", "batch"))},
+            "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},
             "training": dataclasses.asdict(self.training),
             "measures": [dataclasses.asdict(measuring) for measuring in experiment.measures],
             "methods": [{"name": name, **with_defaults(METHODS[name], settings)} for name, settings in arm.methods],
@@ -91,7 +91,9 @@ class RunSpec:
             data = data.hold_out(experiment.validation, self.seed)
         protocol, settings = experiment.protocol
         tasks = PROTOCOLS[protocol](data, seed=self.seed, batch=training.batch, **settings)
-        outputs = self.config()["protocol"].get("classes", data.classes)  # of class pairs, those of a pair
+        outputs = with_defaults(PROTOCOLS[protocol], settings).get(
+            "classes", data.classes
+        )  # of class pairs, those of a pair
 
         def made() -> nn.Module:
             return build_model(experiment.model[0], data.shape, outputs, **experiment.model[1])
@@ -172,11 +174,4 @@ def idle_in_first_task(methods: Sequence[Method]) -> bool:
 
 
 def _acts_at_boundaries_alone(method: Method) -> bool:
-    return _overrides(method, "at_boundary") and not any(_overrides(method, moment) for moment in _WITHIN)
-
-
-_WITHIN = ("penalty", "after_step", "evaluated")  # moments that are not boundaries
-
-
-def _overrides(method: Method, moment: str) -> bool:
-    return getattr(type(method), moment) is not getattr(Method, moment)
+    return method.overrides("at_boundary") and not any(map(method.overrides, ("penalty", "after_step", "evaluated")))

@@ -43,7 +43,7 @@ def check_methods(methods: Sequence[Method]) -> None:
     ours = [method for method in methods if type(method) in (L2, CBP, ER)]
     for method in methods:
         kind = type(method)
-        in_steps = kind.penalty is not Method.penalty or kind.after_step is not Method.after_step
+        in_steps = method.overrides("penalty") or method.overrides("after_step")
         if in_steps and not any(method is known for known in ours):
             raise TypeError(
                 f"{kind.__name__} acts in every step, and a stack knows how to do that for L2, ER and CBP alone: "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from replastic.config import Experiment, parse
 from replastic.record import find_runs, load_checkpoint, read
@@ -100,3 +101,12 @@ def test_an_arms_own_clipping_and_precision_hold_in_a_stack_too(tmp_path: Path) 
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
     assert read(tmp_path / "stacked" / "half" / "seed-0").rows[-1]["path"] == "eager"
     assert read(tmp_path / "stacked" / "again" / "seed-0").rows[-1]["path"] == "stacked"
+
+
+def test_stacked_runs_leave_torchs_random_state_as_it_was(tmp_path: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=_killed_after, args=(tmp_path / "stopped", 3))
+    child.start()
+    child.join(60)
+    state = torch.get_rng_state()
+    assert set(finished(tmp_path / "stopped", stacked("stacked")).values()) == {"finished"}  # they load theirs
+    assert torch.equal(torch.get_rng_state(), state)

@@ -49,7 +49,7 @@ def load(name: str, root: Place = None, *, download: bool = True, **options: obj
     """
     if name not in DATA_SETS:
         raise OptionError(f"{name!r} is no data set: {nearest(name, DATA_SETS)}")
-    check_options(DATA_SETS[name], options, f"data set {name!r}", given=("root", "download"))
+    check_options(DATA_SETS[name], options, f"data set {name!r}", given=FROM_CALLER)
     return DATA_SETS[name](root, download=download, **options)
 
 
@@ -183,6 +183,7 @@ def npz(
     return _of_splits(file.stem, splits["train"], splits["test"], classes, splits.get("val"))
 
 
+FROM_CALLER = ("root", "download")  # arguments that are not options of a set
 DATA_SETS: dict[str, Callable[..., ImageData]] = {
     "mnist": mnist,
     "fashion_mnist": fashion_mnist,

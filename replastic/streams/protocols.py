@@ -216,6 +216,7 @@ def label_noise(
     return stream
 
 
+FROM_RUN = ("data", "seed", "batch")  # arguments that follow from the run
 PROTOCOLS = {
     "single": single,
     "warm_start": warm_start,
