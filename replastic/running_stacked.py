@@ -48,7 +48,8 @@ def _train(runs: Sequence[Running], done: Position, tell: Callable[[Running], No
     for several in rows:
         for running, row in zip(runs, several, strict=True):
             if not running.ended:  # one that has diverged stays in the stack, and harms nobody
-                running.take(row)
+                with running.own_world():
+                    running.take(row)
                 if tell is not None:
                     tell(running)
         if all(running.ended for running in runs):

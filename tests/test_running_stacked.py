@@ -107,6 +107,9 @@ def test_stacked_runs_leave_torchs_random_state_as_it_was(tmp_path: Path) -> Non
     child = multiprocessing.get_context("fork").Process(target=_killed_after, args=(tmp_path / "stopped", 3))
     child.start()
     child.join(60)
+    torch.rand(100)
     state = torch.get_rng_state()
     assert set(finished(tmp_path / "stopped", stacked("stacked")).values()) == {"finished"}  # they load theirs
     assert torch.equal(torch.get_rng_state(), state)
+    seeded = torch.Generator().manual_seed(1).get_state()  # what a run begins with, stacked or not
+    assert torch.equal(load_checkpoint(tmp_path / "stopped" / "BP" / "seed-1")[1]["random"]["cpu"], seeded)
