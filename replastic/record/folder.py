@@ -22,12 +22,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import snapshot
+from .checkpoints import checkpoints_of, load_newest
 from .files import clean, explained, plain, sync_folder, write_json
 from .lines import Log, Mark, check_lines
 from .lock import Lock
 from .provenance import provenance
-from .reading import FORMAT, checkpoints_of, load_newest, read_end, read_run
+from .reading import FORMAT, read_end, read_run
 
 ENDINGS = ("finished", "diverged", "failed")
 _KEPT = 2  # checkpoints: the newest, and one to go back to if that is damaged
@@ -108,6 +108,8 @@ class Record(AbstractContextManager["Record"]):
         position: where the run stands, as in {"task": 2, "epoch": 0}.
         state: what `snapshot.save` takes, such as learner.state_dict().
         """
+        from . import snapshot  # with it comes torch, and records are read without it
+
         self._check_going("save")
         note = {"position": plain({**position}, "position"), "seconds": self._seconds()}
         with explained("the checkpoint was not written; rows and earlier checkpoints are as they were"):

@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _PACKAGE = Path(__file__).resolve().parent.parent
 _PATIENCE = 5  # seconds for another program to answer, on a slow disk
 
@@ -20,9 +18,12 @@ _PATIENCE = 5  # seconds for another program to answer, on a slow disk
 def provenance() -> dict[str, Any]:
     """Plain values for JSON; what cannot be found out is None, and nothing raises.
 
+    >>> import torch
     >>> provenance()["torch"] == torch.__version__
     True
     """
+    import torch  # not above: records are read without it
+
     return {
         "replastic": _version("replastic"),
         **_commit(),
@@ -76,6 +77,8 @@ def _cpu() -> str | None:
 
 def _gpu() -> str | None:
     """Its name. A process that has not used CUDA yet is not made to: that takes memory on the GPU, and forbids to fork."""
+    import torch
+
     if torch.cuda.is_initialized():
         return torch.cuda.get_device_name()
     names = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") if torch.cuda.device_count() else None

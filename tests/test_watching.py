@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import replastic as rp
-from replastic.watch import idle
+from replastic.watching import idle
 
 from .test_docs import load
 

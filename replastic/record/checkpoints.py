@@ -1,0 +1,36 @@
+"""The checkpoints of a run: which there are, and the newest of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+
+def load_newest(there: list[Path]) -> tuple[Any, dict[str, Any]]:
+    """State and note of the last of these checkpoints; ValueError with the way on if it is damaged."""
+    from . import snapshot  # with it comes torch, and records are read without it
+
+    newest = there[-1]
+    try:
+        return snapshot.load_with_note(newest)
+    except ValueError as error:
+        hint = f"there is no older one: delete {newest} to begin the run anew"
+        if there[1:]:
+            hint = f"there is the older {there[-2].name}: delete {newest} to go on from that"
+        raise ValueError(f"the newest checkpoint, {newest.name}, is damaged, and {hint}. {error}") from error
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """A run's checkpoints, oldest first."""
+    found = (folder / "checkpoints").glob("*")
+    return sorted((path for path in found if re.fullmatch(r"\d{6,}", path.name)), key=lambda path: int(path.name))
+
+
+def load_checkpoint(folder: str | Path) -> tuple[dict[str, int], Any]:
+    """Position and state of a run's last checkpoint, for others to start from."""
+    there = checkpoints_of(Path(folder))
+    if not there:
+        raise FileNotFoundError(f"{folder} has no checkpoint: give a run that was saved")
+    state, note = load_newest(there)
+    return note["position"], state

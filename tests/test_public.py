@@ -1,0 +1,45 @@
+"""What `import replastic` gives, and what it does without."""
+
+import importlib.util
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import replastic as rp
+from replastic import public
+
+
+def names() -> dict[str, object]:
+    return {name: value for name, value in vars(public).items() if not name.startswith("_")}
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    assert len(names()) > 50
+    for name, value in names().items():
+        assert getattr(rp, name) is value
+    assert set(names()) <= set(dir(rp))
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """Importing a module sets its name in the package: a function of that name would be gone from then on."""
+    for name, value in names().items():
+        assert isinstance(value, ModuleType) or importlib.util.find_spec(f"replastic.{name}") is None, name
+
+
+@pytest.mark.parametrize("name", ["fire", "__wrapped__", "public_"])
+def test_a_name_that_is_not_there_is_an_attribute_error(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'replastic' has no attribute '{name}'"):
+        getattr(rp, name)
+
+
+@pytest.mark.parametrize("statement", ["import replastic", "from replastic import record, summary"])
+def test_records_are_read_without_torch(statement: str) -> None:
+    program = f"import sys; {statement}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_first_use_of_a_name_brings_it() -> None:
+    program = "import replastic as rp; assert callable(rp.watch); import replastic.watching; assert callable(rp.watch)"
+    subprocess.run([sys.executable, "-c", program], check=True)
