@@ -38,6 +38,7 @@ from typing import Any, get_type_hints
 
 from .measuring import Measuring
 from .methods import METHODS
+from .methods.by_name import method_by_name
 from .models import FROM_IMAGES, MODELS
 from .options import OptionError, check_keys, check_options, check_type, nearest, options_of
 from .streams.data import DATA_SETS, FROM_CALLER
@@ -191,9 +192,15 @@ def _arms(table: Table, training: Training) -> dict[str, Arm]:
 
 
 def _method(entry: Any, where: str) -> tuple[str, Table]:
-    name, settings = _named(entry, METHODS, where)
+    if "name" not in entry:
+        raise OptionError(f"{where} has no name: give one of {', '.join(METHODS)}")
     try:
-        METHODS[name](**settings)  # what it says of its settings it says now
+        kind = method_by_name(entry["name"])
+    except OptionError as problem:
+        raise OptionError(f"{where} {problem}") from problem
+    name, settings = _named(entry, {entry["name"]: kind}, where)
+    try:
+        kind(**settings)  # what it says of its settings it says now
     except (TypeError, ValueError) as problem:
         raise OptionError(f"{where}: {problem}") from problem
     return name, settings

@@ -1,4 +1,4 @@
-"""Run an experiment on this machine: `python -m replastic.experiment FILE.toml --out DIR`.
+"""Run an experiment in this process.
 
 Starts the runs of the file, or goes on with those that were stopped; runs that have ended are left alone. On the CPU a run
 that was interrupted ends with the same rows, bit for bit, as one that was not. Needs torch, numpy and safetensors alone.
@@ -6,27 +6,21 @@ that was interrupted ends with the same rows, bit for bit, as one that was not. 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import logging
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from .config import Experiment, read
+from .config import Experiment
 from .options import OptionError, nearest
 from .record import ENDINGS, RecordNotWritten, status_of
-from .record import read as read_run
 from .running import Running
 from .running_stacked import finish_stacked, fits_in_stack
 from .runs import RunSpec, first_tasks, runs_of
-from .summary import summarise, summary_table
 
 log = logging.getLogger("replastic")
-_SILENCE = 30.0  # seconds, at most, without a line
 Tell = Callable[[Running], None] | None
 
 
@@ -160,77 +154,3 @@ def check_out(out: str | Path) -> None:
             if not place.is_dir():
                 raise OptionError(f"--out {out}: {place} is no folder; give a folder, which may be new")
             return
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say what to run."""
-    parser.add_argument("file", metavar="FILE.toml", help="what to run")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where runs are kept")
-    parser.add_argument("--arm", action="append", metavar="NAME", help="only this arm; may be given several times")
-    parser.add_argument("--seed", action="append", type=int, metavar="N", help="only this seed; likewise")
-    parser.add_argument("--data", metavar="DIR", help="where data sets lie; else $REPLASTIC_DATA")
-    parser.add_argument("--device", help='"cpu", "cuda" or "cuda:1"; else a GPU if there is one')
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.batch=128")
-    parser.add_argument("--retry", action="store_true", help="go on with runs that have failed")
-
-
-def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m replastic.experiment") -> int:
-    """The command line; returns 0 if every run has finished, 1 if one failed or diverged, 2 if the file is wrong."""
-    parser = argparse.ArgumentParser(prog=prog, description=(__doc__ or "").partition("\n")[0])
-    add_arguments(parser)
-    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="runs that take turns on a GPU")
-    given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    try:
-        experiment = read(given.file, given.set)
-        statuses = run(
-            experiment,
-            given.out,
-            arms=given.arm,
-            seeds=given.seed,
-            device=given.device,
-            root=given.data,
-            side_by_side=given.side_by_side,
-            retry=given.retry,
-            tell=Telling(experiment.metric),
-        )
-        for folder, status in statuses.items():
-            log.info("%s: %s", Path(given.out) / folder, status)
-        if "failed" in statuses.values():
-            log.info("Tracebacks are in end.json of each folder; --retry goes on with what has failed.")
-        for line in summary_table(summarise(given.out)) if Path(given.out).is_dir() else ():
-            log.info("%s", line)
-    except (OptionError, OSError, RuntimeError, ValueError) as problem:
-        log.error("%s", problem)
-        return 2
-    except KeyboardInterrupt:
-        log.error("stopped; the same command goes on")
-        return 130
-    return 0 if all(status == "finished" for status in statuses.values()) else 1
-
-
-class Telling:
-    """A line for each task that a run has finished, now and then one in between, and one if it ends otherwise."""
-
-    def __init__(self, metric: str) -> None:
-        self.metric = metric
-        self._told: dict[str, object] = {}
-        self._last = time.monotonic()
-
-    def __call__(self, running: Running) -> None:
-        row, name, tasks = running.last, f"{running.run.arm}, seed {running.run.seed}", running.tasks
-        if row and self._told.get(name) != (row["task"], row["epoch"]):
-            of_task = tasks[row["task"]].epochs
-            if row["epoch"] == of_task or time.monotonic() - self._last > _SILENCE:
-                self._told[name] = row["task"], row["epoch"]
-                self._last = time.monotonic()
-                figure = f"{self.metric} {row[self.metric]:.4f}" if self.metric in row else f"loss {row.get('loss', 0):.4f}"
-                place = "" if row["epoch"] == of_task else f"epoch {row['epoch']} of {of_task}, "
-                log.info("%s: task %d of %d, %s%s", name, row["task"] + 1, len(tasks), place, figure)
-        if running.status in ("failed", "diverged"):
-            last = read_run(running.record.folder).reason.strip().splitlines()[-1:]
-            log.error("%s: %s: %s", name, running.status, *last)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,6 +17,7 @@ import torch
 from .allocator import keep_freed_memory
 from .record import ENDINGS, Record, RecordNotWritten, load_checkpoint
 from .record import read as read_run
+from .record.files import read_json
 from .runs import RunSpec
 from .task import Task
 from .train import Position, Row, train, train_in_pieces
@@ -58,7 +59,7 @@ class Running:
         new = not (folder / "run.json").exists()
         if new:
             self._build()  # what cannot be built leaves no folder behind
-        self.record = Record.open(folder, config=run.config(), seed=run.seed, arm=run.arm, about=run.about())
+        self.record = Record.open(folder, config=run.config(), seed=run.seed, arm=run.arm, about=self._about(folder))
         try:
             if retry and self.record.status == "failed":
                 self.record.retry()
@@ -109,6 +110,16 @@ class Running:
     def close(self) -> None:
         """Let go of the folder; a run that has not ended can go on later."""
         self.record.close()
+
+    def _about(self, folder: Path) -> dict[str, Any]:
+        """With how long it will be, for whoever follows it."""
+        if self.tasks:
+            epochs = [task.epochs for task in self.tasks]
+            length = {"tasks": len(epochs), "epochs": epochs[0] if len(set(epochs)) == 1 else epochs}
+        else:
+            said = read_json(folder / "run.json").get("about", {})
+            length = {key: said[key] for key in ("tasks", "epochs") if key in said}
+        return {**self.run.about(), **length}
 
     def _build(self) -> None:
         if self.device.type == "cpu":

@@ -20,7 +20,8 @@ from .config import Arm, Experiment
 from .guards import flat_list
 from .learner import Learner
 from .method import Method
-from .methods import METHODS, LayerReset
+from .methods import LayerReset
+from .methods.by_name import code_of, method_by_name
 from .models import FROM_IMAGES, MODELS, build_model
 from .options import OptionError, nearest, with_defaults
 from .streams.data import DATA_SETS, FROM_CALLER, load
@@ -49,7 +50,7 @@ class RunSpec:
 
     def methods(self) -> list[Method]:
         """New ones, in the order in which they act."""
-        chosen = [METHODS[name](**settings) for name, settings in self.experiment.arms[self.arm].methods]
+        chosen = [method_by_name(name)(**settings) for name, settings in self.experiment.arms[self.arm].methods]
         return flat_list([*([LayerReset()] if self.training.reset_head else []), *chosen])
 
     def about(self) -> dict[str, Any]:
@@ -70,7 +71,10 @@ class RunSpec:
             "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},
             "training": dataclasses.asdict(self.training),
             "measures": [dataclasses.asdict(measuring) for measuring in experiment.measures],
-            "methods": [{"name": name, **with_defaults(METHODS[name], settings)} for name, settings in arm.methods],
+            "methods": [
+                {"name": name, **with_defaults(method_by_name(name), settings), **code_of(name)}
+                for name, settings in arm.methods
+            ],
             "grid": {"arm": arm.grid_of, "point": arm.point} if arm.grid_of else None,
             "tasks": self.tasks,
         }

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from replastic.config import Experiment, parse
-from replastic.experiment import main, run
+from replastic.experiment import run
 from replastic.methods import METHODS
 from replastic.record import load_checkpoint, read
 from replastic.running import Running
@@ -237,7 +237,8 @@ def test_what_is_said_of_an_experiment_may_change_and_its_runs_go_on(tmp_path: P
     running.close()
     mended = experiment(about="a typo", metric="online_accuracy")  # type: ignore[arg-type]
     assert finished(tmp_path, mended) == {"base/seed-0": "finished"}
-    assert read(tmp_path / "base" / "seed-0").about == {"name": "small", "about": "a typo", "metric": "online_accuracy"}
+    said = {"name": "small", "about": "a typo", "metric": "online_accuracy", "tasks": 3, "epochs": 2}
+    assert read(tmp_path / "base" / "seed-0").about == said
 
 
 def test_nothing_is_trained_for_runs_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,27 +290,3 @@ def test_a_place_that_is_none_is_refused_before_anything_is_made(given: dict[str
 def test_no_run_side_by_side_is_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--side-by-side 0: give 1 or more"):
         finished(tmp_path, experiment(), side_by_side=0)
-
-
-# the command line
-
-
-def test_the_command_runs_a_file_and_says_how_it_ended(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level("INFO")
-    (tmp_path / "a.toml").write_text(TEXT)
-    arguments = [str(tmp_path / "a.toml"), "--out", str(tmp_path / "out"), "--device", "cpu"]
-    assert main([*arguments, "--set", "protocol.tasks=2"]) == 0
-    assert "base, seed 0: task 2 of 2, train_accuracy 0." in caplog.text
-    assert f"{tmp_path / 'out' / 'base' / 'seed-0'}: finished" in caplog.text
-    assert read(tmp_path / "out" / "base" / "seed-0").config["protocol"]["tasks"] == 2
-    assert main(arguments) == 1  # the folder holds another run
-    assert main([*arguments, "--arm", "FIRE"]) == 2
-    assert "--arm 'FIRE': there is base" in caplog.text
-    assert main([str(tmp_path / "no.toml"), "--out", str(tmp_path)]) == 2
-    monkeypatch.setenv("REPLASTIC_DATA", str(tmp_path))
-    (tmp_path / "b.toml").write_text(TEXT.replace('"digits"', '"npz"\npath = "x.npz"'))
-    assert main([str(tmp_path / "b.toml"), "--out", str(tmp_path / "b"), "--device", "cpu"]) == 2
-    assert "no .npz file: looked for" in caplog.text
-    assert not (tmp_path / "b").exists()

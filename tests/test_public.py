@@ -34,7 +34,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error(name: str) -> None:
         getattr(rp, name)
 
 
-@pytest.mark.parametrize("statement", ["import replastic", "from replastic import record, summary"])
+@pytest.mark.parametrize("statement", ["import replastic", "from replastic import record, report"])
 def test_records_are_read_without_torch(statement: str) -> None:
     program = f"import sys; {statement}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

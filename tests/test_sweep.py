@@ -21,9 +21,10 @@ from replastic.config import Experiment, parse, read
 from replastic.options import OptionError
 from replastic.record import Record, find_runs
 from replastic.record import read as read_run
+from replastic.report import best
 from replastic.running import Running
 from replastic.runs import RunSpec, first_task_of, runs_of
-from replastic.sweep import Local, OnRay, OnSlurm, Outcome, best, sweep
+from replastic.sweep import Local, OnRay, OnSlurm, Outcome, sweep
 from replastic.sweep.call import experiment_of, perform, plain
 
 
@@ -156,7 +157,7 @@ def call_of(experiment: Experiment, arm: str, out: Path, seed: int = 1) -> Any:
 def test_workers_end_with_their_sweep_and_leave_folders_to_go_on_with(how: signal.Signals, tmp_path: Path) -> None:
     path = tmp_path / "e.toml"
     write_toml(path, tiny(LONG, epochs=100_000, seeds=[1], **ALONE))
-    command = [sys.executable, "-m", "replastic.cli", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    command = [sys.executable, "-m", "replastic", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"]
     going = subprocess.Popen(
         [*command, "--device", "cpu", "--engine", "threads=1"], stderr=subprocess.PIPE, text=True, start_new_session=True
     )

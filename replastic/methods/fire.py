@@ -140,7 +140,7 @@ def fire_(
 
 @dataclass
 class FIRE(Method):
-    """Call `fire_` at every boundary; the report of the last is in `report`."""
+    """Put every weight matrix at its nearest isometry and rescale it, at every boundary; `report` has the last report."""
 
     steps: int = 10  # vision and RL; 5 for the paper's GPT
     method: PolarMethod = "published"

@@ -44,13 +44,18 @@ def plain(value: Any, path: str) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """A JSON file that appears whole or not at all, in place of the one that was there."""
+    """A JSON file that appears whole or not at all, and is on the disk when this returns."""
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
+    sync_folder(path.parent)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """A file that appears whole or not at all, in place of the one that was there."""
     part = part_of(path)
     try:
         with explained(f"{path.name} was not written, and what was there before is as it was"):
-            write_synced(part, [(json.dumps(content, indent=1) + "\n").encode()])
+            write_synced(part, [content])
             part.replace(path)
-            sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
 

@@ -1,7 +1,5 @@
-"""Many runs: methods x points of their grids x seeds, on this machine or on many; and which point of a grid is best."""
+"""Many runs: methods x points of their grids x seeds, on this machine or on many."""
 
-from .best import Best as Best
-from .best import best as best
 from .call import Outcome as Outcome
 from .engine import Engine as Engine
 from .local import Local as Local

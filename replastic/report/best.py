@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,16 +41,22 @@ def best(out: str | Path) -> dict[str, Best]:
     runs = [run for run in map(read, find_runs(out)) if run.config.get("grid")]
     if not runs:
         raise OptionError(f"{out} has no runs of a grid: give an arm one, as in grid = {{ threshold = [0.01, 0.1] }}")
-    names = sorted({run.about["name"] for run in runs})
+    names = sorted({run.about.get("name", "runs") for run in runs})
     if len(names) > 1:
         raise OptionError(f"{out} has runs of {len(names)} experiments, {', '.join(names)}: give the folder of one")
+    return best_points(runs)
+
+
+def best_points(runs: Iterable[Run], metric: str | None = None) -> dict[str, Best]:
+    """The same of runs that have been read; metric: instead of the one that their file names."""
     grids: dict[str, dict[str, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
     for run in runs:
-        grids[run.config["grid"]["arm"]][run.arm][run.seed] = run
-    return {name: _best_of(name, points) for name, points in grids.items()}
+        if run.config.get("grid"):
+            grids[run.config["grid"]["arm"]][run.arm][run.seed] = run
+    return {name: _best_of(name, points, metric) for name, points in grids.items()}
 
 
-def _best_of(name: str, points: Mapping[str, Mapping[int, Run]]) -> Best:
+def _best_of(name: str, points: Mapping[str, Mapping[int, Run]], metric: str | None) -> Best:
     done = {
         arm: {seed for seed, run in runs.items() if run.status in ("finished", "diverged")} for arm, runs in points.items()
     }
@@ -61,19 +67,19 @@ def _best_of(name: str, points: Mapping[str, Mapping[int, Run]]) -> Best:
             f"the points of {name!r} have no seed in common that has ended ({least!r} has {len(done[least])}): run the "
             "sweep again to go on, with --retry for what has failed"
         )
-    scores = {arm: [_score(runs[seed]) for seed in seeds] for arm, runs in points.items()}
+    scores = {arm: [_score(runs[seed], metric) for seed in seeds] for arm, runs in points.items()}
     arm = max(scores, key=lambda arm: statistics.fmean(scores[arm]))  # of equals the first, in the order of their names
     if math.isinf(min(scores[arm])):
         raise OptionError(f"every point of {name!r} diverged with some seed: give its grid milder values")
     run = points[arm][seeds[0]]
     spread = statistics.stdev(scores[arm]) if len(seeds) > 1 else math.nan
-    return Best(run.config["grid"]["point"], statistics.fmean(scores[arm]), len(seeds), spread, arm, _figure(run))
+    return Best(run.config["grid"]["point"], statistics.fmean(scores[arm]), len(seeds), spread, arm, _figure(run, metric))
 
 
-def _score(run: Run) -> float:
+def _score(run: Run, metric: str | None) -> float:
     if run.status == "diverged":
         return -math.inf
-    figure = _figure(run)
+    figure = _figure(run, metric)
     last = max(row["task"] for row in run.rows)
     rows = [row for row in run.rows if row["task"] == last and row["epoch"] > 0][-_LAST:]
     if not all(figure in row for row in rows):
@@ -84,10 +90,11 @@ def _score(run: Run) -> float:
     return statistics.fmean(row[figure] for row in rows)
 
 
-def _figure(run: Run) -> str:
-    if not run.about["metric"].startswith("test_"):
+def _figure(run: Run, metric: str | None) -> str:
+    chosen: str = metric or run.about.get("metric", "test_accuracy")
+    if not chosen.startswith("test_"):
         raise OptionError(
-            f"{run.folder} has metric = {run.about['metric']!r}, of which there is none on validation images: points are "
+            f"{run.folder} has metric = {chosen!r}, of which there is none on validation images: points are "
             'chosen by "test_accuracy"\'s, on images held out with [data] validation'
         )
-    return "validation_" + run.about["metric"].removeprefix("test_")
+    return "validation_" + chosen.removeprefix("test_")

@@ -1,0 +1,126 @@
+"""`replastic list` and `replastic show`: what there is, from the docstrings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from tyro.conf import Positional, arg
+
+from ..options import OptionError, nearest
+from .command import Command
+from .console import print_line, print_table
+from .shipped import shipped
+
+What = Literal["methods", "measures", "protocols", "models", "experiments"]
+
+
+@dataclass(kw_only=True)
+class List(Command):
+    """List what can be named in files and in code, one line each."""
+
+    name: ClassVar[str] = "list"
+
+    what: Positional[Annotated[What, arg(metavar="methods|measures|protocols|models|experiments")]]
+    """Which kind of thing."""
+
+    def __call__(self) -> int:
+        found = _LISTS[self.what]()
+        print_table(("name", ""), sorted(found.items()) if self.what == "measures" else list(found.items()))
+        return 0
+
+
+def _methods() -> dict[str, str]:
+    from ..methods import METHODS
+
+    return {name: first_sentence(made) for name, made in METHODS.items()}
+
+
+def _measures() -> dict[str, str]:
+    from ..measures import MEASURES
+
+    return {name: str(measure).rstrip(".") for name, measure in MEASURES.items()}
+
+
+def _protocols() -> dict[str, str]:
+    from ..streams import PROTOCOLS
+
+    return {name: first_sentence(made) for name, made in PROTOCOLS.items()}
+
+
+def _models() -> dict[str, str]:
+    from ..models import MODELS
+
+    return {name: first_sentence(made) for name, made in MODELS.items()}
+
+
+def _experiments() -> dict[str, str]:
+    import tomllib
+
+    found = shipped()
+    if not found:
+        raise OptionError("no experiments came with this installation: install replastic from a wheel or a checkout")
+    return {name: str(tomllib.loads(path.read_text(encoding="utf-8"))["name"]) for name, path in found.items()}
+
+
+_LISTS: dict[str, Callable[[], dict[str, str]]] = {
+    "methods": _methods,
+    "measures": _measures,
+    "protocols": _protocols,
+    "models": _models,
+    "experiments": _experiments,
+}
+
+
+def first_sentence(made: Any) -> str:
+    """Of a docstring: its first line, without the full stop."""
+    return (inspect.getdoc(made) or "").partition("\n")[0].rstrip(".")
+
+
+@dataclass(kw_only=True)
+class Show(Command):
+    """Show a method: its equation, paper, settings, and where it departs from released code."""
+
+    name: ClassVar[str] = "show"
+
+    method: Positional[Annotated[str, arg(metavar="METHOD")]]
+    """A name that `replastic list methods` shows."""
+
+    def __call__(self) -> int:
+        from ..methods import METHODS
+
+        if self.method not in METHODS:
+            raise OptionError(f"there is no method {self.method!r}: {nearest(self.method, METHODS)}")
+        made = METHODS[self.method]
+        print_line(inspect.getdoc(sys.modules[made.__module__]) or "")
+        print_line(f"\n{made.__name__}: {inspect.getdoc(made)}\n")
+        print_table(("setting", "default", ""), settings(made))
+        print_line(f'\nIn code: rp.METHODS["{self.method}"](); in an experiment\'s file: name = "{self.method}"')
+        return 0
+
+
+def settings(made: Callable[..., Any]) -> list[tuple[str, str, str]]:
+    """Every setting of a method: its name, its default, and the comment behind it in the source."""
+    comments = _comments(made)
+    signature = inspect.signature(made)
+    rows = []
+    for name, argument in signature.parameters.items():
+        default = "required" if argument.default is argument.empty else repr(argument.default)
+        rows.append((name, default, comments.get(name, "")))
+    return rows
+
+
+def _comments(made: Callable[..., Any]) -> dict[str, str]:
+    """The comments of fields, those that a class inherits included."""
+    kinds = [kind for kind in inspect.getmro(made) if dataclasses.is_dataclass(kind)] if inspect.isclass(made) else [made]
+    found: dict[str, str] = {}
+    for kind in reversed(kinds):
+        for line in inspect.getsource(kind).splitlines():
+            name, colon, rest = line.strip().partition(":")
+            if colon and name.isidentifier() and "  # " in rest:
+                found[name] = rest.partition("  # ")[2]
+    return found

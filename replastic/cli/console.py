@@ -1,0 +1,57 @@
+"""Where commands print: tables, progress and messages share one terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_current: list[Console] = []  # the one that progress bars are drawn on, while they are
+
+
+def console() -> Console:
+    """For what was asked for. Made anew each time, as tests and callers may have put another stream in place."""
+    return _current[-1] if _current else Console(file=sys.stdout, highlight=False)
+
+
+def error_console() -> Console:
+    """For what went wrong."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+class Handler(logging.Handler):
+    """The library's messages, above the bars if there are any; warnings and worse go to the terminal's errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        worse = record.levelno >= logging.WARNING and not _current
+        where = error_console() if worse else console()
+        where.print(Text(record.getMessage()), soft_wrap=True)
+
+
+def print_line(text: str) -> None:
+    """As it is: nothing in it is markup, and nothing is wrapped, so that scripts can read it."""
+    console().print(Text(text), soft_wrap=True)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """Rows of plain text. right: numbers of columns that are aligned to the right.
+
+    Not on a terminal it is as wide as it needs to be: lines that are wrapped are of no use to scripts.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, name in enumerate(columns):
+        table.add_column(Text(name, style="bold"), justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    where = console()
+    if where.is_terminal:
+        where.print(table)
+    else:
+        wide = Console(file=where.file, width=10_000, highlight=False, color_system=None)
+        with wide.capture() as captured:
+            wide.print(table)
+        where.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))

@@ -1,0 +1,129 @@
+"""`replastic doctor`: what is installed here, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import ClassVar
+
+from .command import Command
+from .console import print_line, print_table
+from .shipped import experiments_folder
+
+_FOR = {
+    "cli": "this command line",
+    "report": "reports and comparisons",
+    "data": "fetching data sets, decoding images",
+    "demo": "the digits of experiments/quick.toml",
+    "ray": "sweep --on ray",
+    "slurm": "sweep --on slurm",
+    "live": "run --live tensorboard or wandb",
+    "docs": "building the documentation",
+    "test": "the tests",
+    "browser": "tests of the report in a browser",
+}
+
+
+@dataclass(kw_only=True)
+class Doctor(Command):
+    """Print versions, devices, optional extras, and what is missing."""
+
+    name: ClassVar[str] = "doctor"
+
+    def __call__(self) -> int:
+        print_table(("", ""), [*_versions(), *_devices(), *_places()])
+        print_line("")
+        print_table(("extra", "for", "", "missing"), _extras())
+        problems = _problems()
+        for problem in problems:
+            print_line(f"\n{problem}")
+        return 1 if problems else 0
+
+
+def _versions() -> list[tuple[str, str]]:
+    names = ("replastic", "torch", "numpy", "safetensors")
+    return [("python", platform.python_version()), *((name, _version(name) or "missing") for name in names)]
+
+
+def _devices() -> list[tuple[str, str]]:
+    import torch
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    rows = [("cpu", f"{cpus} cores, torch uses {torch.get_num_threads()} threads")]
+    if not torch.cuda.is_available():
+        built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built for the CPU alone"
+        return [*rows, ("gpu", f"none; {built}")]
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        rows.append((f"cuda:{number}", f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"))
+    return rows
+
+
+def _places() -> list[tuple[str, str]]:
+    from ..streams.published import root_of
+
+    folder = root_of(None)
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    there = ", ".join(names[:12]) or ("empty" if folder.is_dir() else "not there yet")
+    experiments = experiments_folder()
+    return [
+        ("data sets", f"{folder} ({there}); $REPLASTIC_DATA or --data change it"),
+        ("experiments", str(experiments) if experiments else "none came with this installation"),
+    ]
+
+
+def _extras() -> list[tuple[str, str, str, str]]:
+    """Every extra that the package declares, whether it is there, and how to get what is not."""
+    rows = []
+    for extra, needed in _needed().items():
+        if extra == "dev":
+            continue
+        missing = [name for name in needed if _version(name) is None]
+        hint = f'{", ".join(missing)}: pip install "replastic[{extra}]"' if missing else ""
+        rows.append((extra, _FOR.get(extra, ""), "missing" if missing else "there", hint))
+    if shutil.which("chromium") is None and shutil.which("google-chrome") is None:
+        rows.append(("", "tests of the report in a browser", "missing", "chromium, from your system's packages"))
+    return rows
+
+
+def _needed() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    try:
+        declared = requires("replastic") or []
+    except PackageNotFoundError:  # used from a checkout that was never installed
+        declared = []
+    for line in declared:
+        requirement, _, marker = line.partition(";")
+        extra = marker.partition("extra ==")[2].strip().strip("'\"")
+        name = requirement.strip()
+        for end in "<>=!~[ (":
+            name = name.partition(end)[0]
+        if extra and name != "replastic":
+            found.setdefault(extra, []).append(name)
+    return found
+
+
+def _problems() -> list[str]:
+    """What keeps the package from working, with what to type."""
+    import torch
+
+    found = []
+    if torch.cuda.is_available():
+        try:
+            torch.ones(2, device="cuda").sum().item()
+        except RuntimeError as problem:
+            found.append(f"torch sees a GPU and cannot use it ({problem}): run with --device cpu")
+    if not os.access(Path.cwd(), os.W_OK):
+        found.append(f"nothing can be written in {Path.cwd()}: give --out a folder elsewhere")
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,60 @@
+"""What is typed becomes a command, what goes wrong a sentence and an exit code.
+
+Exit codes: 0 all is well; 1 a run failed, diverged or was killed; 2 the input is wrong; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Union
+
+_NEEDED = 'the command line needs tyro and rich: pip install "replastic[cli]"'
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command `replastic`; returns the exit code."""
+    try:
+        import rich  # noqa: F401
+        import tyro  # noqa: F401
+    except ImportError as missing:
+        sys.stderr.write(f"replastic: {_NEEDED} ({missing})\n")
+        return 2
+    from ..options import OptionError
+    from .console import Handler, console, error_console
+
+    command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
+    handler = Handler()
+    log = logging.getLogger("replastic")
+    log.addHandler(handler)
+    before, log.level = log.level, logging.INFO
+    try:
+        return command()
+    except KeyboardInterrupt:
+        error_console().print("stopped; the same command goes on")
+        return 130
+    except BrokenPipeError:  # somebody has piped it into `head`
+        sys.stderr.close()
+        return 1
+    except (OptionError, ImportError, OSError, RuntimeError, ValueError) as problem:
+        if command.traceback:
+            raise
+        error_console().print(f"replastic {command.name}: {problem}", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+        console().file.flush()
+
+
+def _parsed(arguments: Sequence[str]) -> Any:
+    import tyro
+
+    from . import commands
+
+    kinds = [Annotated[kind, tyro.conf.subcommand(kind.name)] for kind in commands.ALL]
+    config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    about = "Measure how networks lose their ability to learn, undo it, and see which remedy works."
+    any_of: Any = Union[tuple(kinds)]  # noqa: UP007
+    return tyro.cli(any_of, prog="replastic", description=about, args=arguments, config=config)

@@ -1,0 +1,167 @@
+"""How far runs are: bars on a terminal, lines elsewhere. It reads their records, so it does not matter who writes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from rich import progress as bars
+from rich.table import Column
+
+from ..live import LiveView
+from ..record.following import Followed, Following
+from . import console as consoles
+from .console import console, print_line
+
+_EVERY = 0.3  # seconds from look to look
+_SILENCE = 10.0  # seconds without a line, where there are no bars
+_RUNS = 8  # bars at most
+
+
+class Progress(AbstractContextManager["Progress"]):
+    """While it is entered, somebody is told how far runs are.
+
+    folders: of the runs, of which the `first` so many are first tasks that others share. metric: the figure to show.
+    view: also gets every row.
+    """
+
+    def __init__(self, folders: Sequence[Path], metric: str, *, first: int = 0, view: LiveView | None = None) -> None:
+        self._following = Following(folders, whole=view is not None)
+        self._before = {id(run) for run in self._following.runs if run.ended}  # unless they are tried again
+        self._counted = self._following.runs[first:]
+        self._view = view
+        self._stop, self._thread = threading.Event(), threading.Thread(target=self._follow, daemon=True)
+        on_terminal = console().is_terminal
+        self._shown = _Bars(metric) if on_terminal else _Lines(metric)
+
+    def __enter__(self) -> Progress:
+        self._shown.begin(self._counted)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._look()
+        self._shown.end()
+        if self._view is not None:
+            self._view.close()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(_EVERY):
+            self._look()
+
+    def _look(self) -> None:
+        for run, row in self._following.news():
+            if self._view is not None:
+                self._view.row(run, row)
+        active = [run for run in self._following.runs if run.moved and id(run) not in self._before]
+        self._shown.show(active, self._counted)
+
+
+class _Lines:
+    """A line when a run ends, and one now and then in between."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self._ended: set[int] = set()
+        self._last = self._since = time.monotonic()
+        self._behind = 0.0  # what was done before
+
+    def begin(self, counted: Sequence[Followed]) -> None:
+        self._behind = sum(run.done for run in counted)
+
+    def show(self, active: Sequence[Followed], counted: Sequence[Followed]) -> None:
+        for run in active:
+            if run.ended and id(run) not in self._ended:
+                self._ended.add(id(run))
+                done = sum(one.ended for one in counted)
+                print_line(f"{run.name}: {run.status}{_figure(run, self.metric)} ({done} of {len(counted)} runs)")
+                self._last = time.monotonic()
+        going = [run for run in active if not run.ended and run.row]
+        if going and time.monotonic() - self._last > _SILENCE:
+            self._last = time.monotonic()
+            done = sum(run.done for run in counted)
+            new, left = done - self._behind, len(counted) - done
+            eta = f"; about {_duration((self._last - self._since) * left / new)} left" if new > 0 else ""
+            print_line(f"{'; '.join(_place(run, self.metric) for run in going)}{eta}")
+
+    def end(self) -> None:
+        pass
+
+
+class _Bars:
+    """A bar for all runs together, and one for each that goes on."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        columns = (
+            bars.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=36)),
+            bars.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
+            bars.TextColumn("{task.fields[place]}", markup=False, table_column=Column(no_wrap=True)),
+            bars.TextColumn("{task.fields[figure]}", markup=False, table_column=Column(no_wrap=True)),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(elapsed_when_finished=False),
+        )
+        where = console()
+        self._bars = bars.Progress(*columns, console=where, transient=True, expand=True, speed_estimate_period=120)
+        self._of: dict[int, bars.TaskID] = {}
+        self._told: set[int] = set()
+
+    def begin(self, counted: Sequence[Followed]) -> None:
+        consoles._current.append(self._bars.console)
+        self._all = self._bars.add_task("all runs", total=len(counted), place="", figure="")
+        self._bars.update(self._all, completed=sum(run.done for run in counted))
+        self._bars.start()
+
+    def show(self, active: Sequence[Followed], counted: Sequence[Followed]) -> None:
+        ended = sum(run.ended for run in counted)
+        self._bars.update(self._all, completed=sum(run.done for run in counted), place=f"{ended} of {len(counted)} runs")
+        for run in active:
+            bar = self._of.get(id(run))
+            if run.ended and id(run) not in self._told:
+                self._told.add(id(run))
+                if bar is not None:
+                    self._bars.remove_task(self._of.pop(id(run)))
+                print_line(f"{run.name}: {run.status}{_figure(run, self.metric)}")
+            elif not run.ended and (bar is not None or len(self._of) < _RUNS):
+                if bar is None:
+                    bar = self._of[id(run)] = self._bars.add_task(run.name, total=1.0, place="", figure="")
+                at = _where(run, short=True)
+                self._bars.update(bar, completed=run.done, place=at, figure=_figure(run, self.metric).lstrip(", "))
+
+    def end(self) -> None:
+        self._bars.stop()
+        consoles._current.remove(self._bars.console)
+
+
+def _place(run: Followed, metric: str) -> str:
+    return f"{run.name}: {_where(run)}{_figure(run, metric)}"
+
+
+def _where(run: Followed, *, short: bool = False) -> str:
+    """As in "task 3 of 40, epoch 7 of 15"."""
+    epochs, row = run.epochs, run.row
+    if not row:
+        return "task 1"
+    of = "/" if short else " of "
+    tasks = f"{of}{len(epochs)}" if epochs else ""
+    in_task = f"{of}{epochs[row['task']]}" if row["task"] < len(epochs) else ""
+    return f"task {row['task'] + 1}{tasks}, epoch {row['epoch']}{in_task}"
+
+
+def _figure(run: Followed, metric: str) -> str:
+    value: Any = run.row.get(metric, run.row.get("loss"))
+    name = metric if metric in run.row else "loss"
+    return f", {name} {value:.4f}" if isinstance(value, float) else ""
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

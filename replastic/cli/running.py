@@ -1,0 +1,181 @@
+"""`replastic run` and `replastic sweep`: experiments, here or elsewhere."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from ..options import OptionError
+from .command import Command
+from .console import print_line, print_table
+from .shipped import experiment_file
+
+if TYPE_CHECKING:
+    from ..config import Experiment
+    from ..sweep import Outcome
+    from .progress import Progress
+
+
+@dataclass(kw_only=True)
+class _Experiment(Command):
+    file: Positional[Annotated[str, arg(metavar="FILE.toml")]]
+    """What to run: a file, or the name of one that `replastic list experiments` shows."""
+    out: Annotated[str, arg(metavar="DIR", aliases=["-o"])]
+    """Where runs are kept. What is there already is gone on with."""
+    arm: UseAppendAction[Annotated[list[str], arg(metavar="NAME")]] = field(default_factory=list)
+    """Only this arm."""
+    seed: UseAppendAction[Annotated[list[int], arg(metavar="N")]] = field(default_factory=list)
+    """Only this seed."""
+    set: UseAppendAction[Annotated[list[str], arg(metavar="KEY=VALUE")]] = field(default_factory=list)
+    """Change the file for once, as in training.batch=128."""
+    data: Annotated[str, arg(metavar="DIR")] = ""
+    """Where data sets lie; else $REPLASTIC_DATA."""
+    device: Annotated[str, arg(metavar="DEVICE")] = ""
+    """cpu, cuda or cuda:1; else a GPU if there is one."""
+    retry: bool = False
+    """Also go on with runs that have failed."""
+    live: Literal["off", "tensorboard", "wandb"] = "off"
+    """Show rows there while runs go on."""
+
+    def _read(self) -> Experiment:
+        from ..config import read
+
+        return read(experiment_file(self.file), self.set)
+
+    def _progress(self, experiment: Experiment) -> Progress:
+        from ..experiment import chosen_runs
+        from ..live import live_view
+        from ..runs import first_tasks
+        from .progress import Progress
+
+        runs, firsts = chosen_runs(experiment, self.arm, self.seed), first_tasks(experiment)
+        before = {firsts[run.folder].folder: None for run in runs if run.folder in firsts}
+        view = None if self.live == "off" else live_view(self.live, self.out, experiment.name)
+        folders = [Path(self.out) / folder for folder in (*before, *(run.folder for run in runs))]
+        return Progress(folders, experiment.metric, first=len(before), view=view)
+
+
+@dataclass(kw_only=True)
+class Run(_Experiment):
+    """Run an experiment in this process; the same command goes on with what was stopped."""
+
+    name: ClassVar[str] = "run"
+
+    side_by_side: Annotated[int, arg(metavar="N")] = 1
+    """Runs that take turns on a GPU."""
+
+    def __call__(self) -> int:
+        from ..experiment import run
+
+        experiment = self._read()
+        with self._progress(experiment):
+            statuses = run(
+                experiment,
+                self.out,
+                arms=self.arm,
+                seeds=self.seed,
+                device=self.device or None,
+                root=self.data or None,
+                side_by_side=self.side_by_side,
+                retry=self.retry,
+            )
+        outcomes = [(folder, status, _reason(Path(self.out) / folder)) for folder, status in statuses.items()]
+        _print_problems(self.out, outcomes)
+        _print_summary(self.out)
+        return 0 if all(status == "finished" for _, status, _ in outcomes) else 1
+
+
+@dataclass(kw_only=True)
+class Sweep(_Experiment):
+    """Run an experiment as independent runs, on this machine or on many."""
+
+    name: ClassVar[str] = "sweep"
+
+    on: Annotated[str, arg(metavar="ENGINE")] = "local"
+    """local, ray or slurm."""
+    jobs: Annotated[int, arg(metavar="N")] = 0
+    """Runs side by side; 0: one for each core, or for each GPU."""
+    engine: UseAppendAction[Annotated[list[str], arg(metavar="KEY=VALUE")]] = field(default_factory=list)
+    """The engine's own settings, as in partition=gpu or time=240."""
+
+    def __call__(self) -> int:
+        from ..sweep import sweep
+
+        experiment = self._read()
+        options = dict(map(_option, self.engine))
+        with self._progress(experiment):
+            outcomes = sweep(
+                experiment,
+                self.out,
+                on=self.on,
+                jobs=self.jobs or None,
+                arms=self.arm,
+                seeds=self.seed,
+                device=self.device or None,
+                root=self.data or None,
+                retry=self.retry,
+                options=options,
+            )
+        _print_outcomes(outcomes)
+        _print_problems(self.out, [(str(one.folder), one.status, one.reason) for one in outcomes])
+        _print_summary(self.out)
+        return 0 if all(outcome.status == "finished" for outcome in outcomes) else 1
+
+
+def _reason(folder: Path) -> str:
+    from ..record.reading import read_end
+
+    try:
+        return read_end(folder)["reason"]
+    except (OSError, ValueError):
+        return ""
+
+
+def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Per arm how many ended how."""
+    from ..report.summary import counted
+
+    arms = dict.fromkeys(outcome.arm for outcome in outcomes)
+    rows = [(arm, counted([outcome.status for outcome in outcomes if outcome.arm == arm])) for arm in arms]
+    print_table(("arm", "runs"), rows)
+    print_line("")
+
+
+def _print_problems(out: str, outcomes: Sequence[tuple[str, str, str]]) -> None:
+    """What went wrong, each reason once, with the last line of it."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for folder, status, reason in outcomes:
+        if status != "finished":
+            last = (reason.strip().splitlines() or [""])[-1]
+            reasons.setdefault((status, last), []).append(folder)
+    for (status, last), folders in reasons.items():
+        more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
+        print_line(f"{folders[0]}{more}: {status}" + (f": {last}" if last else ""))
+    if Counter(status for status, _ in reasons)["failed"]:
+        print_line("Tracebacks are in end.json of each folder; --retry goes on with what has failed.")
+    if reasons:
+        print_line("")
+
+
+def _print_summary(out: str) -> None:
+    from ..report.summary import summary_lines
+
+    if Path(out).is_dir() and any(Path(out).rglob("run.json")):
+        for line in summary_lines(out):
+            print_line(line)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise OptionError(f"--engine {text!r}: write it as key=value, as in partition=gpu")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()  # words need no quotes on a command line

@@ -1,0 +1,102 @@
+"""Rows to look at while a run goes on: in TensorBoard, or in Weights & Biases. Records stay what counts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+from pathlib import Path
+from typing import Any, Protocol
+
+from .options import OptionError, nearest
+from .record.following import Followed
+
+
+class LiveView(Protocol):
+    """Gets every row of every run, those that were there before included; may be slow, and is called by one thread."""
+
+    def row(self, run: Followed, row: dict[str, Any]) -> None:
+        """One more row of a run."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+def live_view(name: str, out: str | Path, experiment: str) -> LiveView:
+    """By name. out: where runs are kept; what a view writes goes into a folder of its name there."""
+    views = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+    if name not in views:
+        raise OptionError(f"--live {name!r}: {nearest(name, list(views))}")
+    return views[name](Path(out), experiment)
+
+
+def scalars(row: dict[str, Any]) -> dict[str, float]:
+    """What of a row can be drawn: figures and measures that are finite numbers, by name.
+
+    >>> scalars({"task": 2, "epoch": 0, "step": 50, "test_accuracy": 0.5, "measures": {"dead_fraction": 0.25}})
+    {'task': 2.0, 'epoch': 0.0, 'test_accuracy': 0.5, 'measures/dead_fraction': 0.25}
+    """
+    flat = {**row, **{f"measures/{name}": value for name, value in row.get("measures", {}).items()}}
+    numbers = {name: value for name, value in flat.items() if isinstance(value, int | float) and name != "step"}
+    return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+
+
+class TensorBoard:
+    """Event files in DIR/tensorboard/<arm>/seed-<seed>: `tensorboard --logdir DIR/tensorboard`."""
+
+    def __init__(self, out: Path, experiment: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as missing:
+            raise ImportError("--live tensorboard needs it: pip install tensorboard") from missing
+        self._made, self._folder, self._writers = SummaryWriter, out / "tensorboard", dict[Path, Any]()
+
+    def row(self, run: Followed, row: dict[str, Any]) -> None:
+        folder = self._folder / run.folder.parent.name / run.folder.name
+        if folder not in self._writers:
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier command: the record has all of it, and it comes again
+            self._writers[folder] = self._made(str(folder), flush_secs=5)
+        for name, value in scalars(row).items():
+            self._writers[folder].add_scalar(name, value, row.get("step", 0))
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run for each run, grouped by arm, in the project of the experiment's name; $WANDB_MODE and the like apply."""
+
+    def __init__(self, out: Path, experiment: str) -> None:
+        try:
+            import wandb
+        except ImportError as missing:
+            raise ImportError("--live wandb needs it: pip install wandb") from missing
+        out.mkdir(parents=True, exist_ok=True)
+        self._wandb, self._out, self._runs = wandb, out, dict[Path, tuple[Any, int]]()
+        self._project = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in experiment)[:120]
+
+    def row(self, run: Followed, row: dict[str, Any]) -> None:
+        if run.folder not in self._runs:
+            identity = hashlib.sha256(str(run.folder.resolve()).encode() + run.about["started"].encode()).hexdigest()[:16]
+            one = self._wandb.init(
+                project=self._project,
+                group=run.about["arm"],
+                name=run.name,
+                id=identity,
+                resume="allow",
+                reinit="create_new",
+                config=run.about["config"],
+                dir=str(self._out),
+            )
+            self._runs[run.folder] = one, 0
+        one, number = self._runs[run.folder]
+        if number >= one.step:  # what an earlier command has sent is there
+            one.log({**scalars(row), "step": row.get("step", 0)}, step=number)
+        self._runs[run.folder] = one, number + 1
+
+    def close(self) -> None:
+        for run, _ in self._runs.values():
+            run.finish()

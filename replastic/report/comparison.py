@@ -1,0 +1,94 @@
+"""Arms side by side: how they ended, how sure that is, and whether they differ from the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .estimates import ENOUGH, Centre, Difference, centre, estimate, holm, paired
+from .gathering import Study
+from .items import Table
+from .summary import Summary, counted, summarise
+
+_DRAWS = 20_000
+
+
+class Compared(NamedTuple):
+    """One arm. low, high: the bootstrap's 95 % interval of the mean. iqm: NaN with too few seeds.
+
+    difference: from the baseline; of the baseline itself, None. p: of that, adjusted for the number of arms.
+    """
+
+    summary: Summary
+    low: float
+    high: float
+    iqm: float
+    difference: Difference | None
+    p: float
+
+
+def compare(study: Study) -> list[Compared]:
+    """Every arm, best first, in the last tasks of the stream."""
+    found = summarise(study)
+    base = next((one for one in found if one.arm == study.baseline and one.last), None)
+    differences = [paired(one.last, base.last) if base and one is not base and one.last else None for one in found]
+    ps = holm([one.p if one else math.nan for one in differences])
+    return [
+        Compared(one, *_interval(one), difference, p)
+        for one, difference, p in zip(found, differences, ps, strict=True)
+    ]  # fmt: skip
+
+
+def _interval(one: Summary) -> tuple[float, float, float]:
+    values = np.array(list(one.last.values()), dtype=float)[:, None]
+    if not len(values) or not np.isfinite(values).all():
+        return math.nan, math.nan, math.nan
+    mean = estimate(values, "mean", draws=_DRAWS)
+    iqm = float(centre(values, "interquartile mean")[0]) if len(values) >= ENOUGH else math.nan
+    return float(mean.low[0]), float(mean.high[0]), iqm
+
+
+def centre_for(study: Study) -> Centre:
+    """What curves show: the interquartile mean if every arm has seeds enough for one."""
+    return "interquartile mean" if min(map(len, study.arms.values())) >= ENOUGH else "mean"
+
+
+def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
+    """For people and as a file."""
+    tasks = max(one.summary.tasks for one in compared)
+    which = "last task" if tasks == 1 else f"last {tasks} tasks"
+    columns: list[tuple[str, int | None]] = [("arm", None), (f"first {which.removeprefix('last ')}", 3), (which, 3)]
+    columns += [("±", 3), ("low", 3), ("high", 3), ("IQM", 3), ("n", 0)]
+    columns += [("difference", 3), ("its low", 3), ("its high", 3), ("p", 3), ("pairs", 0), ("others", None)]
+    rows = [_row(one) for one in compared]
+    used = [number for number, _ in enumerate(columns) if any(row[number] is not None for row in rows)]
+    note = (
+        f"{study.metric}; of each task the mean over its last tenth of epochs, five at most; ± is the standard deviation "
+        "over n seeds, low to high the bootstrap's 95 % interval of the mean, IQM the interquartile mean."
+    )
+    if any(one.difference for one in compared):
+        note += (
+            f" Difference from {study.baseline!r} seed by seed, with the interval and p of a paired t-test; p is adjusted "
+            "for the number of arms (Holm), the interval is not."
+        )
+    return Table(
+        "final",
+        f"How it ended: {study.metric}",
+        note,
+        "Results",
+        [columns[number][0] for number in used],
+        [[row[number] for number in used] for row in rows],
+        [columns[number][1] for number in used],
+    )
+
+
+def _row(one: Compared) -> list[str | float | None]:
+    summary, difference = one.summary, one.difference
+    first = float(np.mean(list(summary.first.values()))) if summary.first else math.nan
+    figures = [first, summary.mean, summary.spread, one.low, one.high, one.iqm, len(summary.last)]
+    figures += [difference.mean, difference.low, difference.high, one.p, difference.n] if difference else [math.nan] * 5
+    known = [None if math.isnan(figure) else figure for figure in figures]
+    return [summary.arm, *known, counted(summary.others) or None]

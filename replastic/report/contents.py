@@ -1,0 +1,228 @@
+"""What a report says of each experiment: its result, what to be careful with, and what it was made with."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..record import Run
+from .accuracy import accuracy, after_boundaries, other_figures
+from .comparison import Compared, centre_for, compare, comparison_table
+from .cost import cost
+from .curves import can_smooth, curves, odd
+from .estimates import ENOUGH, Centre
+from .gathering import Study
+from .items import Arm, Bars, Chapter, Chart, Table
+from .measured import measured, spectra
+from .sensitivity import sensitivity, set_aside
+from .summary import counted, is_lower_better
+
+_FIXED = ("data", "model", "protocol", "measures")  # of a configuration: what all arms of an experiment have in common
+_LEVEL = 0.05  # of p, below which arms are called different
+_MACHINE = ("host", "platform", "cpu", "cpus", "threads", "gpu", "gpus", "cuda", "cudnn")
+
+
+def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> Chapter:
+    """All that a report has on an experiment. centre: of curves; else what the number of seeds allows."""
+    kind, compared, (aside, not_chosen) = centre or centre_for(study), compare(study), set_aside(study)
+    items: list[Chart | Bars | Table] = [*accuracy(study, kind, smooth), comparison_table(study, compared)]
+    items += after_boundaries(study, kind)
+    items += measured(study, kind, smooth)
+    items += spectra(study)
+    items += sensitivity(study)
+    items += cost(study)
+    items += other_figures(study, kind, smooth)
+    items.append(_runs_table(study))
+    arms = [
+        Arm(arm, counted([run.status for run in runs.values()]), arm == study.baseline, arm not in aside)
+        for arm, runs in study.arms.items()
+    ]
+    cautions = list(_cautions(study, smooth=smooth, aside=aside, not_chosen=not_chosen))
+    return Chapter(
+        study.name,
+        study.about.strip(),
+        _says(study, compared, aside),
+        arms,
+        items,
+        cautions,
+        _details(study),
+    )
+
+
+def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = ()) -> str:
+    """The result in a sentence or two: the best arm, and the baseline beside it, or the next best beside the baseline."""
+    done = [one for one in compared if one.summary.arm not in aside and not math.isnan(one.summary.mean)]
+    if not done:
+        some = any(one.summary.last for one in compared)
+        return f"No run has a {study.metric} that is a number." if some else "No run has finished yet."
+    best, tasks = done[0], done[0].summary.tasks
+    where = f"in the last {tasks} tasks" if tasks > 1 else "in the last task"
+    most = "lowest" if is_lower_better(study.metric) else "highest"
+    text = f"{best.summary.arm} has the {most} {study.metric} {where}: {_with_spread(best)}."
+    base = next((one for one in done if one.summary.arm == study.baseline), None)
+    if base is None or len(done) < 2:
+        return text
+    other, differs = (done[1], done[1]) if base is best else (base, best)
+    text += f" {other.summary.arm} has {_with_spread(other)}"
+    gap = differs.difference
+    if gap is None or math.isnan(differs.p):
+        return text + "."
+    interval = f"{gap.mean:+.3f}, 95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
+    told = ": not told apart" if gap.p >= _LEVEL else ": told apart by itself, and not among so many arms"
+    told = told if differs.p >= _LEVEL else ""
+    p = "p < 0.001" if differs.p < 0.001 else f"p = {differs.p:.3f}"
+    tests = sum(not math.isnan(one.p) for one in compared)
+    p += f" (adjusted for {tests} arms)" if tests > 1 else ""
+    return f"{text}, a difference of {interval}, {p} over {gap.n} seeds{told}."
+
+
+def _with_spread(one: Compared) -> str:
+    n, left_out = len(one.summary.last), f"; {counted(one.summary.others)}" if one.summary.others else ""
+    spread = "" if math.isnan(one.summary.spread) else f" ± {one.summary.spread:.3f}"
+    return f"{one.summary.mean:.3f}{spread} (n = {n}{left_out})"
+
+
+def _cautions(
+    study: Study, *, smooth: int, aside: Mapping[str, str], not_chosen: Mapping[str, str]
+) -> Iterator[str]:  # fmt: skip
+    finished = [sum(run.status == "finished" for run in runs.values()) for runs in study.arms.values()]
+    fewest = min(filter(None, finished), default=0)  # arms that nothing has finished of are in no table
+    where = " in some arms" * (max(finished) > fewest)
+    if fewest == 1:
+        yield f"1 seed{where}: nothing says by how much another would differ."
+    elif 1 < fewest < ENOUGH:
+        yield f"{fewest} seeds{where}: intervals over so few are too narrow, and only a large difference is found."
+    unfinished = Counter(run.status for run in study.runs if run.status != "finished")
+    if unfinished:
+        ended = counted(list(unfinished.elements()))
+        yield f"Not finished: {ended}. They are in curves as far as they went, and not in tables." + (
+            " An arm without its diverged runs looks better than it is." if unfinished["diverged"] else ""
+        )
+    if len({frozenset(runs) for runs in study.arms.values()}) > 1:
+        yield "Arms have different seeds: means are over those of each arm, differences over those that both have."
+    for path, values in _differing(study.runs, _FIXED):
+        if path.startswith("measures"):
+            yield "Runs differ in what was measured, and so in the time that it took."
+        else:
+            yield f"Runs differ in {path}, which no arm sets: {', '.join(values)}. They are not comparable."
+    for arm, runs in study.arms.items():
+        for path, values in _differing(runs.values(), ("training", "methods", "grid")):
+            yield f"Seeds of {arm} differ in {path}: {', '.join(values)}. They are not comparable."
+    for key, name in (
+        ("commit", "versions of the code"),
+        ("torch", "versions of torch"),
+        ("gpu", "GPUs"),
+        ("cpu", "processors"),
+    ):
+        values = {str(run.provenance.get(key)) for run in study.runs}
+        if len(values) > 1:
+            yield f"Runs were made with different {name}: {', '.join(sorted(values))}."
+    if any(run.provenance.get("dirty") for run in study.runs):
+        yield "Some runs were made with code that had changes since its commit."
+    for name, (count, reason) in _not_measured(study).items():
+        yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, as in: {reason}"
+    if study.baseline is None:
+        yield "No arm trains plainly, so there is nothing to compare with: name one with --baseline."
+    if aside:
+        yield "Points of grids that are not best on validation images are switched off at first."
+    for grid, reason in not_chosen.items():
+        yield (
+            f"No point of {grid} was chosen on validation images: who takes the best one here chooses by the result itself. "
+            f"The reason: {reason}."
+        )
+    if smooth:
+        yield (
+            f"Curves are smoothed over {odd(smooth)} points; tables are not."
+            if any(can_smooth(curves(study, study.metric, moment), smooth) for moment in ("end", "epoch"))
+            else f"No curve of {study.metric} has {odd(smooth)} points to be smoothed over."
+        )
+
+
+def _not_measured(study: Study) -> dict[str, tuple[int, str]]:
+    """By measure, in how many rows it is missing for a reason, and the first of these."""
+    found: dict[str, tuple[int, str]] = {}
+    for run in study.runs:
+        for row in run.rows:
+            for key, reasons in row.get("measures", {}).items():
+                if key.endswith("not_measured"):
+                    for name, reason in reasons.items():
+                        count, first = found.get(key.removesuffix("not_measured") + name, (0, str(reason)))
+                        found[key.removesuffix("not_measured") + name] = count + 1, first
+    return found
+
+
+def _differing(runs: Iterable[Run], parts: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """What of some parts of the configuration is not the same in all runs."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for part in parts:
+            for path, value in _leaves(run.config.get(part), part):
+                found.setdefault(path, {})[value] = None
+    for path, values in found.items():
+        if len(values) > 1:
+            yield path, list(values)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}")
+    else:
+        yield path, json.dumps(value)
+
+
+def _runs_table(study: Study) -> Table:
+    rows = [
+        [
+            run.arm,
+            run.seed,
+            run.status,
+            len(run.rows),
+            run.times[-1] if run.times else None,
+            _last_line(run),
+            str(run.folder),
+        ]
+        for run in study.runs
+    ]
+    columns = ("arm", "seed", "status", "rows", "seconds", "reason", "folder")
+    return Table("runs", "Runs", "Every run.", "Runs", columns, rows, (None, 0, None, 0, 1, None, None), shown=False)
+
+
+def _last_line(run: Run) -> str | None:
+    return (run.reason.strip().splitlines() or [None])[-1]
+
+
+def _details(study: Study) -> list[tuple[str, str]]:
+    first = study.runs[0]
+    common = {part: first.config[part] for part in _FIXED if part in first.config}
+    arms = {
+        arm: {"methods": config.get("methods"), "training": config.get("training")}
+        for arm, runs in study.arms.items()
+        for config in [next(iter(runs.values())).config]
+    }
+    ended = [f"{run.folder}: {run.status}: {_last_line(run)}" for run in study.runs if run.status in ("failed", "diverged")]
+    details = [
+        ("Data, model and protocol", json.dumps(common, indent=1, ensure_ascii=False)),
+        ("Methods and training of each arm", json.dumps(arms, indent=1, ensure_ascii=False)),
+        ("Versions", _table_of(study, lambda key: key not in (*_MACHINE, "command"))),
+        ("Machines", _table_of(study, lambda key: key in _MACHINE)),
+        ("Commands", "\n".join(dict.fromkeys(shlex.join(run.provenance.get("command") or []) for run in study.runs))),
+        ("Seeds", "\n".join(f"{arm}: {', '.join(map(str, runs))}" for arm, runs in study.arms.items())),
+    ]
+    return [*details, ("Runs that failed or diverged", "\n".join(ended))] if ended else details
+
+
+def _table_of(study: Study, wanted: Any) -> str:
+    """What runs were made with: each value once, with how many runs have it if they differ."""
+    lines = []
+    keys = dict.fromkeys(key for run in study.runs for key in run.provenance if wanted(key))
+    for key in keys:
+        values = Counter(str(run.provenance.get(key)) for run in study.runs)
+        shown = values.most_common()
+        counts = ", ".join(f"{value} ({n} run{'s' * (n > 1)})" for value, n in shown)
+        lines.append(f"{key}: " + (shown[0][0] if len(shown) == 1 else counts))
+    return "\n".join(lines)

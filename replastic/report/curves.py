@@ -1,0 +1,113 @@
+"""Figures of runs as curves over tasks or epochs, seeds below each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..record import Run
+from .estimates import Centre, estimate
+from .gathering import Study
+from .items import Line
+
+Moment = Literal["start", "end", "epoch", "last"]
+Row = Mapping[str, Any]
+_POINTS = 300  # on a page a curve with more is not told from one with fewer
+_DRAWS = 1000
+_ORDER = 2  # of the polynomial that smooths
+
+
+class Curve(NamedTuple):
+    """One arm's: x (points), values (seeds, points), NaN where a run has none."""
+
+    arm: str
+    x: np.ndarray
+    values: np.ndarray
+
+
+def of_row(figure: str) -> Callable[[Row], Any]:
+    """What reads a figure from a row; a measure's name begins with "measures."."""
+    if figure.startswith("measures."):
+        name = figure.removeprefix("measures.")
+        return lambda row: row.get("measures", {}).get(name)
+    return lambda row: row.get(figure)
+
+
+def curves(study: Study, figure: str, moment: Moment) -> list[Curve]:
+    """A figure in every arm that has it.
+
+    moment: "start", right after each boundary, over tasks; "end", in the last row of each task, over tasks; "epoch", in each
+        row behind the boundary's, over the epochs of the stream; "last", the same over those of the last task. The
+        task in which a run stopped has no end.
+    """
+    found = []
+    for arm, runs in study.arms.items():
+        points = [dict(points_of(run, figure, moment)) for run in runs.values()]
+        x = sorted(set().union(*points))
+        if x:
+            found.append(Curve(arm, np.array(x), np.array([[of.get(place, np.nan) for place in x] for of in points])))
+    return found
+
+
+def points_of(run: Run, figure: str, moment: Moment) -> Iterator[tuple[int, float]]:
+    """Place and value; tasks are counted from 1, as people do."""
+    get, before = of_row(figure), 0
+    tasks = run.about.get("tasks") or max((row["task"] + 1 for row in run.rows), default=0)
+    for row, after in zip_longest(run.rows, run.rows[1:]):
+        task, epoch, value = row["task"], row["epoch"], get(row)
+        ends_task = run.status == "finished" if after is None else after["task"] != task
+        meant = {"end": ends_task, "last": task + 1 == tasks}.get(moment, True)
+        if isinstance(value, int | float) and (epoch == 0) == (moment == "start") and meant:
+            yield {"epoch": before + epoch, "last": epoch}.get(moment, task + 1), float(value)
+        if ends_task:
+            before += epoch
+
+
+def boundaries(study: Study) -> list[int]:
+    """Where tasks begin, in epochs of the stream, in the run that went furthest; without the first."""
+    longest = max(study.runs, key=lambda run: len(run.rows))
+    ends = {row["task"]: row["epoch"] for row in longest.rows}
+    return [int(place) for place in np.cumsum(list(ends.values()))[:-1]]
+
+
+def lines(found: Iterable[Curve], kind: Centre, *, smooth: int = 0) -> list[Line]:
+    """Curves with their bands, thinned to what can be seen. smooth: the window, in points; 0: not."""
+    return [_line(curve, kind, smooth) for curve in found]
+
+
+def _line(curve: Curve, kind: Centre, smooth: int) -> Line:
+    values = smoothed(curve.values, smooth) if smooth else curve.values
+    kept = np.unique(np.linspace(0, len(curve.x) - 1, _POINTS).round().astype(int))
+    at = estimate(values[:, kept], kind, draws=_DRAWS)
+    return Line(curve.arm, curve.x[kept].tolist(), *(part.tolist() for part in at), arm=curve.arm)
+
+
+def smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """Each seed's values by a Savitzky-Golay filter of second order; stretches that are shorter stay as they are."""
+    from scipy.signal import savgol_filter
+
+    window, result = odd(window), values.copy()
+    for row in result:
+        ends = np.flatnonzero(np.diff(np.isfinite(row), prepend=False, append=False))
+        for start, end in ends.reshape(-1, 2):  # where it is finite; the run may have stopped before others
+            if end - start >= window > _ORDER:
+                row[start:end] = savgol_filter(row[start:end], window, _ORDER)
+    return result
+
+
+def odd(window: int) -> int:
+    """The window that is taken, which must have a middle."""
+    return window + 1 - window % 2
+
+
+def can_smooth(found: Iterable[Curve], window: int) -> bool:
+    """Whether any of the curves is as long as the window."""
+    return any(len(curve.x) >= odd(window) for curve in found)
+
+
+def thinned(found: Iterable[Curve]) -> bool:
+    """Whether `lines` shows fewer points than there are."""
+    return any(len(curve.x) > _POINTS for curve in found)

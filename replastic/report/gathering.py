@@ -1,0 +1,97 @@
+"""Runs that belong together, from the folders that they were written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..options import OptionError, nearest
+from ..record import Run, find_runs, read
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs of one experiment: by arm, and in an arm by seed. shared: the first tasks that arms have in common."""
+
+    name: str
+    about: str
+    metric: str
+    arms: Mapping[str, Mapping[int, Run]]
+    baseline: str | None
+    shared: Sequence[Run] = ()
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for several in self.arms.values() for run in several.values()]
+
+
+def gather(
+    folders: Iterable[str | Path], *, metric: str | None = None, baseline: str | None = None
+) -> tuple[list[Study], list[str]]:
+    """Every experiment that has runs at or below these folders, and what could not be read.
+
+    metric: the figure that arms are compared by, instead of the one that the experiment's file names.
+    baseline: the arm that others are compared with; else the first in which no method acts.
+    """
+    runs, problems = dict[Path, Run](), list[str]()
+    folders = list(folders)
+    for path in dict.fromkeys(path for folder in folders for path in find_runs(folder)):
+        try:
+            runs[path.resolve()] = _checked(read(path))
+        except (OSError, ValueError) as problem:
+            problems.append(str(problem))
+    if not runs:
+        given = ", ".join(map(str, folders))
+        reason = f": {problems[0]}" if problems else " (no run.json below it): give a folder that `replastic run` wrote to"
+        raise OptionError(f"{given} has no runs{reason}")
+    studies: dict[str, list[Run]] = {}
+    for run in runs.values():
+        studies.setdefault(run.about.get("name", "runs"), []).append(run)
+    known = {run.arm for run in runs.values() if run.config.get("tasks") is None}
+    if baseline is not None and baseline not in known:
+        raise OptionError(f"--baseline {baseline!r}: {nearest(baseline, sorted(known))}")
+    found = [_study(name, several, metric, baseline) for name, several in studies.items()]
+    if not any(study.arms for study in found):
+        raise OptionError(f"{', '.join(map(str, folders))} has nothing yet but first tasks that arms share: wait for a run")
+    return [study for study in found if study.arms], problems
+
+
+def _checked(run: Run) -> Run:
+    """A run whose rows say where they stand; ValueError for what another program wrote."""
+    wanted = {"arm": str, "seed": int, "config": dict, "about": dict, "provenance": dict}
+    for key, kind in wanted.items():
+        given = getattr(run, key)
+        if type(given) is not kind:
+            raise ValueError(f"{run.folder / 'run.json'} has {key} = {given!r}: give runs that `replastic run` wrote")
+    for number, row in enumerate(run.rows, 1):
+        if not (isinstance(row, dict) and type(row.get("task")) is int and type(row.get("epoch")) is int):
+            raise ValueError(
+                f"{run.folder / 'rows.jsonl'} line {number} does not say of which task and epoch it is: give runs that "
+                "`replastic run` wrote"
+            )
+    if run.status == "finished" and not any(row["epoch"] > 0 for row in run.rows):
+        raise ValueError(f"{run.folder} has finished, and no row of it is of an epoch: there is nothing to report")
+    return run
+
+
+def _study(name: str, runs: Sequence[Run], metric: str | None, baseline: str | None) -> Study:
+    arms: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        if run.config.get("tasks") is not None:
+            continue
+        there = arms.setdefault(run.arm, {})
+        if run.seed in there:
+            raise OptionError(
+                f"{there[run.seed].folder} and {run.folder} are both {run.arm!r} with seed {run.seed} of {name!r}: give one "
+                "folder of them"
+            )
+        there[run.seed] = run
+    about = runs[0].about
+    plain = [arm for arm, there in arms.items() if not any(run.config.get("methods") for run in there.values())]
+    if baseline not in arms:
+        baseline = plain[0] if plain else None
+    ordered = dict(sorted(arms.items(), key=lambda item: item[0] != baseline))  # the rest as their folders are sorted
+    ordered = {arm: dict(sorted(there.items())) for arm, there in ordered.items()}
+    shared = [run for run in runs if run.config.get("tasks") is not None]
+    return Study(name, about.get("about", ""), metric or about.get("metric", "test_accuracy"), ordered, baseline, shared)

@@ -1,0 +1,125 @@
+"""How the arms of an experiment came out: a figure for each run, at the end of its first and of its last tasks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..options import OptionError
+from ..record import Run
+from .gathering import Study, gather
+
+_SHARE = 10  # a stream's first and last tasks are a tenth of it each, and one at least
+_EPOCHS = 5  # at most, of a task's last tenth: single epochs swing
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One arm's figure in its first and in its last tasks, by seed: the mean over these tasks.
+
+    Of each task it is the mean over the rows of its last tenth of epochs, five at most.
+    """
+
+    arm: str
+    metric: str
+    tasks: int  # in each of the two
+    first: Mapping[int, float]
+    last: Mapping[int, float]
+    others: tuple[str, ...] = ()  # how runs ended that have not finished
+
+    @property
+    def mean(self) -> float:
+        """Over seeds that have finished; NaN if none has."""
+        return statistics.mean(self.last.values()) if self.last else math.nan
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over seeds; NaN for fewer than two, and if one is not finite."""
+        several = len(self.last) > 1 and math.isfinite(sum(self.last.values()))
+        return statistics.stdev(self.last.values()) if several else math.nan
+
+
+def summarise(study: Study) -> list[Summary]:
+    """Every arm, best last tasks first; last those whose figure is not a number, and those that nothing has finished of."""
+    found = [_summary(arm, list(runs.values()), study.metric) for arm, runs in study.arms.items()]
+    known = [one for one in found if not math.isnan(one.mean)]
+    known.sort(key=lambda one: one.mean, reverse=not is_lower_better(study.metric))
+    return known + sorted((one for one in found if math.isnan(one.mean)), key=lambda one: not one.last)
+
+
+def is_lower_better(metric: str) -> bool:
+    """Of losses, that is."""
+    return metric.endswith("loss")
+
+
+def _summary(arm: str, runs: Sequence[Run], metric: str) -> Summary:
+    ends = {run.seed: task_ends(run, metric) for run in runs if run.status == "finished"}
+    count = max(1, min(map(len, ends.values()), default=1) // _SHARE)
+    return Summary(
+        arm,
+        metric,
+        count,
+        {seed: statistics.mean(values[:count]) for seed, values in ends.items()},
+        {seed: statistics.mean(values[-count:]) for seed, values in ends.items()},
+        tuple(run.status for run in runs if run.status != "finished"),
+    )
+
+
+def task_ends(run: Run, metric: str) -> list[float]:
+    """The figure at the end of each task."""
+    tasks: dict[int, list[dict]] = {}
+    for row in run.rows:
+        if row["epoch"] > 0:
+            tasks.setdefault(row["task"], []).append(row)
+    ends = []
+    for rows in tasks.values():
+        if metric not in rows[-1]:
+            known = ", ".join(name for name in rows[-1] if name.endswith(("accuracy", "loss")))
+            raise ValueError(f"{run.folder} has no {metric!r}: give one of {known}, as --metric or as metric in the file")
+        last = rows[-1]["epoch"]
+        counted = max(1, min(_EPOCHS, last // 10))
+        ends.append(statistics.mean(row[metric] for row in rows if row["epoch"] > last - counted and metric in row))
+    return ends
+
+
+def summary_lines(out: str | Path) -> list[str]:
+    """Lines for people: every arm's first and last tasks, mean and standard deviation over seeds, and how many these are."""
+    try:
+        studies, problems = gather([out])
+    except OptionError as problem:  # training is done by now, and a table is no reason to fail
+        return [str(problem)]
+    lines = [line for study in studies for line in ["", *summary_table(summarise(study))]][1:]
+    return [*lines, *(f"not read: {problem}" for problem in problems)]
+
+
+def summary_table(found: Sequence[Summary]) -> list[str]:
+    """The same of one experiment."""
+    tasks = max(one.tasks for one in found)
+    which = "task" if tasks == 1 else f"{tasks} tasks"
+    head = (found[0].metric, f"first {which}", f"last {which}", "± over seeds", "n")
+    return (
+        aligned((*head, "others"), [_cells(one) for one in found])
+        if any(one.others for one in found)
+        else aligned(head, [_cells(one)[:-1] for one in found])
+    )
+
+
+def _cells(one: Summary) -> tuple[str, ...]:
+    shown = (f"{statistics.mean(one.first.values()):.3f}", f"{one.mean:.3f}") if one.last else ("-", "-")
+    shown += ("-" if math.isnan(one.spread) else f"{one.spread:.3f}",)
+    return (one.arm, *shown, str(len(one.last)), counted(one.others))
+
+
+def counted(statuses: Sequence[str]) -> str:
+    """As in "2 finished, 1 diverged"."""
+    return ", ".join(f"{count} {status}" for status, count in Counter(statuses).items())
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines, its columns below each other."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]

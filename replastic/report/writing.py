@@ -1,0 +1,98 @@
+"""From folders of runs to a folder with a page, figures and tables."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .. import __version__
+from ..options import OptionError
+from ..record.files import write_whole
+from .contents import chapter
+from .estimates import Centre
+from .figures import draw
+from .gathering import gather
+from .items import Chapter, Contents, Table
+from .page import page
+from .tables import write
+
+
+def report(
+    folders: Iterable[str | Path] | str | Path,
+    out: str | Path,
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    centre: Centre | None = None,
+    smooth: int = 0,
+) -> tuple[Path, list[str]]:
+    """Write index.html, figures/ (PNG and SVG) and tables/ (CSV) into a folder; returns the page's path and what it shows.
+
+    folders: where runs were written to; a report may have several experiments.
+    metric: what arms are compared by, instead of what their file names. baseline: the arm that others are compared with.
+    centre: of curves, "mean" or "interquartile mean"; else the latter if every arm has five seeds or more.
+    smooth: curves by a Savitzky-Golay filter over so many points, and labelled so; 0: not. Tables never are.
+    """
+    if smooth and smooth < 3:
+        raise OptionError(f"--smooth {smooth}: give 3 points or more, or 0")
+    place = Path(out)
+    if place.exists() and not place.is_dir():
+        raise OptionError(f"-o {out} is no folder: give a folder, which may be new")
+    folders = [folders] if isinstance(folders, str | Path) else list(folders)
+    studies, problems = gather(folders, metric=metric, baseline=baseline)
+    chapters = [_named(chapter(study, centre=centre, smooth=smooth)) for study in studies]
+    for name in ("figures", "tables"):
+        (place / name).mkdir(parents=True, exist_ok=True)
+    prefixes = [f"{name}-" for name in _slugs(one.name for one in chapters)] if len(chapters) > 1 else [""]
+    files = {one.name: _write_files(one, place, prefix) for one, prefix in zip(chapters, prefixes, strict=True)}
+    title = chapters[0].name if len(chapters) == 1 else f"{len(chapters)} experiments"
+    made = [
+        ("Made", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")),
+        ("With", f"replastic {__version__}"),
+        ("By", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+    ]
+    path = place / "index.html"
+    write_whole(path, page(Contents(title, chapters, made, problems), files).encode())
+    return path, [f"{one.name}: {one.says}" for one in chapters]
+
+
+def _named(one: Chapter) -> Chapter:
+    """Its items with names for files. A figure and a table may share one: they lie in folders of their own."""
+    tables = [item for item in one.items if isinstance(item, Table)]
+    others = [item for item in one.items if not isinstance(item, Table)]
+    names = {
+        id(item): name
+        for several in (tables, others)
+        for item, name in zip(several, _slugs(item.name for item in several), strict=True)
+    }
+    return replace(one, items=[replace(item, name=names[id(item)]) for item in one.items])
+
+
+def _write_files(one: Chapter, place: Path, prefix: str) -> list[tuple[str, str]]:
+    """An experiment's figures and tables; returns their paths from the page on, and what they are."""
+    files = []
+    for item in one.items:
+        named = replace(item, name=prefix + item.name)
+        paths = [write(named, place / "tables")] if isinstance(named, Table) else draw(named, one.arms, place / "figures")
+        files += [(path.relative_to(place).as_posix(), item.title) for path in paths]
+    return files
+
+
+def _slugs(names: Iterable[str]) -> list[str]:
+    """Names for files: letters, digits and dashes, no two alike.
+
+    >>> _slugs(["Warm start", "warm-start", "<>"])
+    ['warm-start', 'warm-start-2', 'item']
+    """
+    taken: dict[str, None] = {}
+    for name in names:
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80] or "item"
+        tries = itertools.chain([slug], (f"{slug}-{number}" for number in itertools.count(2)))
+        taken[next(one for one in tries if one not in taken)] = None
+    return list(taken)

@@ -1,0 +1,105 @@
+"""Following runs: every row once, while somebody else writes them."""
+
+from pathlib import Path
+
+from replastic.cli.progress import _duration, _Lines
+from replastic.live import scalars
+from replastic.record import Record
+from replastic.record.following import Following
+
+ABOUT = {"name": "followed", "metric": "test_accuracy", "tasks": 2, "epochs": [3, 1]}
+
+
+def opened(folder: Path) -> Record:
+    return Record.open(folder, config={}, seed=1, arm="FIRE", about=ABOUT)
+
+
+def steps(following: Following) -> list[int]:
+    return [row["step"] for _, row in following.news()]
+
+
+def test_each_row_comes_once_and_the_end_is_seen(tmp_path: Path) -> None:
+    following = Following([tmp_path / "a", tmp_path / "never"])
+    assert steps(following) == []
+    with opened(tmp_path / "a") as record:
+        record.add({"task": 0, "epoch": 1, "step": 1})
+        record.add({"task": 0, "epoch": 2, "step": 2})
+        assert steps(following) == [1, 2]
+        assert steps(following) == []
+        run = following.runs[0]
+        assert (run.name, run.status, run.done) == ("FIRE, seed 1", "started", 0.5)
+        record.add({"task": 1, "epoch": 1, "step": 4})
+        record.end("finished")
+    assert steps(following) == [4]
+    assert run.ended
+    assert run.done == 1.0
+    assert following.runs[1].status == ""
+
+
+def test_a_line_that_is_not_whole_yet_is_left_for_the_next_look(tmp_path: Path) -> None:
+    with opened(tmp_path) as record:
+        record.add({"task": 0, "epoch": 1, "step": 1})
+        following = Following([tmp_path], whole=True)
+        rows = tmp_path / "rows.jsonl"
+        rows.write_bytes(rows.read_bytes() + b'{"task": 0, "epoch"')
+        assert steps(following) == [1]
+        rows.write_bytes(rows.read_bytes() + b': 2, "step": 2}\n')
+        assert steps(following) == [2]
+
+
+def test_what_was_there_before_is_no_news_unless_all_is_wanted(tmp_path: Path) -> None:
+    with opened(tmp_path) as record:
+        record.add({"task": 0, "epoch": 1, "step": 1})
+        assert steps(Following([tmp_path])) == []
+        assert steps(Following([tmp_path], whole=True)) == [1]
+        record.end("finished")
+    assert steps(Following([tmp_path], whole=True)) == [1]
+
+
+def test_rows_behind_a_checkpoint_come_again_when_a_run_is_resumed(tmp_path: Path) -> None:
+    with opened(tmp_path) as record:
+        record.add({"task": 0, "epoch": 1, "step": 1})
+        record.save({"step": 1}, {"x": 1})
+        record.add({"task": 0, "epoch": 2, "step": 2})
+    following = Following([tmp_path])
+    with opened(tmp_path) as record:
+        record.resume()
+        assert steps(following) == []
+        record.add({"task": 0, "epoch": 2, "step": 2})
+        assert steps(following) == [2]
+
+
+def test_a_damaged_record_does_not_stop_those_who_follow_others(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text("{")
+    following = Following([tmp_path / "bad", tmp_path / "good"])
+    with opened(tmp_path / "good") as record:
+        record.add({"task": 0, "epoch": 1, "step": 7})
+    assert steps(following) == [7]
+
+
+def test_without_a_terminal_ends_are_lines_and_silence_is_broken(tmp_path: Path, capsys, monkeypatch) -> None:
+    following, lines = Following([tmp_path]), _Lines("test_accuracy")
+    lines.begin(following.runs)
+    with opened(tmp_path) as record:
+        record.add({"task": 0, "epoch": 2, "step": 1, "test_accuracy": 0.25})
+        list(following.news())
+        lines.show(following.runs, following.runs)
+        assert capsys.readouterr().out == ""
+        monkeypatch.setattr("replastic.cli.progress._SILENCE", -1.0)
+        lines.show(following.runs, following.runs)
+        said = capsys.readouterr().out
+        assert said.startswith("FIRE, seed 1: task 1 of 2, epoch 2 of 3, test_accuracy 0.2500; about ")
+        record.end("diverged", "too fast")
+    list(following.news())
+    lines.show(following.runs, following.runs)
+    assert capsys.readouterr().out == "FIRE, seed 1: diverged, test_accuracy 0.2500 (1 of 1 runs)\n"
+
+
+def test_durations_are_as_people_say_them() -> None:
+    assert [_duration(seconds) for seconds in (4.4, 75, 3700)] == ["4 s", "1 min 15 s", "1 h 1 min"]
+
+
+def test_only_finite_numbers_are_drawn_live() -> None:
+    row = {"task": 0, "step": 3, "loss": float("nan"), "name": "part", "measures": {"srank": 4, "not_measured": {"x": "y"}}}
+    assert scalars(row) == {"task": 0.0, "measures/srank": 4.0}
