@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit benchmark clean
+.PHONY: demo test lint types unit docs benchmark clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python examples/digits.py
+	$(BIN)/replastic sweep experiments/quick.toml --out runs/quick
+	$(BIN)/replastic report runs/quick --out runs/quick-page
 
 test: lint types unit
 
@@ -20,6 +21,9 @@ types: $(VENV)/.installed
 unit: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
+docs: $(VENV)/.installed
+	$(BIN)/zensical build --strict
+
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/polar.py
 
@@ -31,4 +35,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .cache site dist

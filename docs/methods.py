@@ -1,10 +1,11 @@
-"""Write docs/methods.md: what the methods' own docstrings say, and what the records say of their cost.
+"""Write docs/methods.md, and the README's table of methods: what docstrings say of them, and records of their cost.
 
 python docs/methods.py
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
@@ -19,6 +20,7 @@ from replastic.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/methods.md"
+README = ROOT / "README.md"
 MOMENTS = {"at_boundary": "boundary", "penalty": "loss", "after_step": "step"}
 # The row of benchmarks/methods.py that has a method's cost.
 COSTS = {
@@ -88,8 +90,8 @@ def rendered() -> str:
     record = json.loads((ROOT / "benchmarks/results/methods-cuda.json").read_text())
     costs = [run["networks"]["resnet18"] for run in record["runs"]]
     rows = [
-        "| `rp.METHODS[...]` | update | acts at | cost | file | paper | departures |",
-        "|---|---|---|---|---|---|---|",
+        "| `rp.METHODS[...]` | update | acts at | cost | file | lines | paper | departures |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, made in METHODS.items():
         module = sys.modules[made.__module__]
@@ -100,13 +102,40 @@ def rendered() -> str:
             _code(UPDATES.get(name) or _equation(text)),
             _when(made),
             _cost(name, costs),
-            f"[{file}.py](../replastic/methods/{file}.py)",
+            f"`{file}.py`",
+            str(code_lines(module)),
             _paper(text),
             f"[{_departures(text)}](#{file.replace('_', '-')})",
         ]
         rows.append("| " + " | ".join(cells) + " |")
     sections = [_section(stem) for stem in dict.fromkeys(made.__module__ for made in METHODS.values())]
     return "\n".join([INTRODUCTION, *rows, "", *sections])
+
+
+def rendered_readme(text: str) -> str:
+    """README.md with its table of methods: a row for each file."""
+    rows = ["| method | acts at | paper | code |", "|---|---|---|---|"]
+    for module_name in dict.fromkeys(made.__module__ for made in METHODS.values()):
+        module = sys.modules[module_name]
+        names = [name for name, made in METHODS.items() if made.__module__ == module_name]
+        when = dict.fromkeys(part for name in names for part in _when(METHODS[name]).split(", "))
+        stem = Path(module.__file__ or "").stem
+        code = f"[{code_lines(module)} lines](replastic/methods/{stem}.py)"
+        cells = [", ".join(f"`{name}`" for name in names), ", ".join(when), _paper(inspect.getdoc(module) or ""), code]
+        rows.append("| " + " | ".join(cells) + " |")
+    before, _, rest = text.partition("<!-- methods -->\n")
+    return before + "<!-- methods -->\n" + "\n".join(rows) + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
+
+
+def code_lines(module: Any) -> int:
+    """Lines of a module with code on them: no blank ones, no comments, no docstrings."""
+    source = inspect.getsource(module)
+    docstrings = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(source.splitlines(), start=1)
+    return sum(bool(line.strip()) and not line.strip().startswith("#") and n not in docstrings for n, line in lines)
 
 
 def _section(module_name: str) -> str:
@@ -176,3 +205,4 @@ def _cost(name: str, costs: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(rendered())
+    README.write_text(rendered_readme(README.read_text()))

@@ -4,7 +4,7 @@ A small network learns one task after another: the same 1,000 handwritten digits
 every task is as hard as the first and nothing learnt before helps. A network that stays plastic fits each as well as the
 first. Trained on without care it fits less and less, until it cannot learn at all.
 
-    make demo            or            python examples/digits.py
+    python examples/digits.py
 """
 
 from __future__ import annotations
