@@ -39,12 +39,20 @@ def test_it_says_versions_machine_and_command_in_json() -> None:
     found = provenance()
     assert json.loads(json.dumps(found)) == found
     assert (found["torch"], found["python"]) == (torch.__version__, platform.python_version())
-    assert found["command"] == sys.argv
+    assert found["command"][1:] == sys.argv[1:]
     assert found["threads"] == torch.get_num_threads()
     assert found["cpus"] >= 1
     assert all(found[key] for key in ("numpy", "safetensors", "platform", "host", "cpu"))
     assert (found["gpu"] is not None) == torch.cuda.is_available()
     assert found["gpus"] == torch.cuda.device_count()
+
+
+@pytest.mark.parametrize(
+    ("program", "name"), [("/usr/local/bin/replastic", "replastic"), ("/somewhere/replastic/__main__.py", "replastic")]
+)
+def test_the_command_has_no_folder_of_this_machine(program: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "run", "quick.toml"])
+    assert provenance()["command"] == [name, "run", "quick.toml"]
 
 
 def test_it_names_the_commit_and_sees_what_was_changed_since(checkout: Path) -> None:
