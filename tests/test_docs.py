@@ -153,10 +153,16 @@ def test_the_page_of_training_has_every_protocol() -> None:
     assert [name for name in PROTOCOLS if f"| `{name}` |" not in page] == []
 
 
-def test_the_readmes_table_of_the_quick_experiment_is_what_it_printed() -> None:
-    shown = between((ROOT / "README.md").read_text(), "quick")
-    assert shown == "```text\n" + (ROOT / "experiments/quick.txt").read_text() + "```"
-    assert len(shown.splitlines()) == 12
+def test_the_readmes_table_and_figure_are_those_of_the_records() -> None:
+    quick = load("docs/quick.py")
+    text = (ROOT / "README.md").read_text()
+    assert quick.rendered(text) == text, "run python docs/quick.py"
+    assert len(between(text, "quick").splitlines()) == 12
+    made_with = (ROOT / "constraints.txt").read_text()
+    matplotlib = pytest.importorskip("matplotlib")
+    if f"matplotlib=={matplotlib.__version__}\n" not in made_with:
+        pytest.skip(f"matplotlib {matplotlib.__version__} draws other bytes than the pinned one")
+    assert quick.figure() == (ROOT / "docs/assets/quick.png").read_bytes(), "run python docs/quick.py"
 
 
 def test_the_speeds_in_the_readme_are_those_of_the_record() -> None:
