@@ -23,7 +23,14 @@ from replastic.record import find_runs, read
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
 # Named one by one, so that a typo in a fence cannot hide a page's code.
-WITHOUT_PYTHON = {"docs/design.md", "docs/experiments.md", "docs/fire.md", "docs/performance.md", "docs/reproduce.md"}
+WITHOUT_PYTHON = {
+    "docs/design.md",
+    "docs/experiments.md",
+    "docs/fire.md",
+    "docs/performance.md",
+    "docs/report.md",
+    "docs/reproduce.md",
+}
 # What may stand on a page and is not run: what was printed, and what installs or takes minutes.
 SHOWN_ONLY = {
     "README.md": {"text"},

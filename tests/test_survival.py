@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from replastic.record import Record, RecordNotWritten, read
 from replastic.running import Running
@@ -137,6 +138,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_it_and_loses_nothing(
 LONG = {"protocol": {"tasks": 20, "epochs": 8, "samples": 300}}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="forks, which CUDA forbids; tests/test_cli.py kills a new process")
 def test_a_run_that_is_killed_ten_times_ends_with_the_rows_of_one_that_was_not(tmp_path: Path) -> None:
     of = experiment({"CBP": {"name": "cbp", **ACTING["cbp"]}}, **LONG)
     finished(tmp_path / "whole", of)

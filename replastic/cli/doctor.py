@@ -24,7 +24,6 @@ _FOR = {
     "live": "run --live tensorboard or wandb",
     "docs": "building the documentation",
     "test": "the tests",
-    "browser": "tests of the report in a browser",
 }
 
 
@@ -37,7 +36,10 @@ class Doctor(Command):
     def __call__(self) -> int:
         print_table(("", ""), [*_versions(), *_devices(), *_places()])
         print_line("")
-        print_table(("extra", "for", "", "missing"), _extras())
+        if extras := _extras():
+            print_table(("extra", "for", "", "missing"), extras)
+        else:
+            print_line("Which extras are missing is known once it is installed: pip install -e .")
         problems = _problems()
         for problem in problems:
             print_line(f"\n{problem}")
@@ -45,8 +47,10 @@ class Doctor(Command):
 
 
 def _versions() -> list[tuple[str, str]]:
-    names = ("replastic", "torch", "numpy", "safetensors")
-    return [("python", platform.python_version()), *((name, _version(name) or "missing") for name in names)]
+    own = _version("replastic") or "a checkout that is not installed"
+    names = ("torch", "numpy", "safetensors")
+    rows = [("python", platform.python_version()), ("replastic", own)]
+    return rows + [(name, _version(name) or "missing") for name in names]
 
 
 def _devices() -> list[tuple[str, str]]:
@@ -85,7 +89,7 @@ def _extras() -> list[tuple[str, str, str, str]]:
         missing = [name for name in needed if _version(name) is None]
         hint = f'{", ".join(missing)}: pip install "replastic[{extra}]"' if missing else ""
         rows.append((extra, _FOR.get(extra, ""), "missing" if missing else "there", hint))
-    if shutil.which("chromium") is None and shutil.which("google-chrome") is None:
+    if rows and not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         rows.append(("", "tests of the report in a browser", "missing", "chromium, from your system's packages"))
     return rows
 
