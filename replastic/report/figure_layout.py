@@ -1,0 +1,142 @@
+"""Where things stand in a figure: text that fits, keys, ticks, axes in inches."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+# Inches, unless said otherwise.
+WIDTH, EDGE = 8.0, 0.12
+DPI = 160
+TITLE, TICKS, LABEL = 0.46, 0.26, 0.22  # the heights of a title, of the numbers at an axis, and of its name
+TITLE_SIZE, LABEL_SIZE, SIZE = 12, 9.5, 8.5  # points
+LARGEST = 1e300  # matplotlib's limits overflow beyond it
+INK, FAINT, GRID = "#222222", "#666666", "#e4e4e4"
+_KEY_LINE, _KEY_SPACE = 0.3, 0.2  # what is before a name there, and what is between two
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def draw_nothing(figure: Figure, title: str) -> None:
+    """The title, and that there is nothing below it."""
+    resize(figure, 1.4)
+    write_text(figure, EDGE, 0.1, title, TITLE_SIZE, WIDTH - 2 * EDGE, weight="bold", va="top")
+    write_text(figure, WIDTH / 2, 0.8, "nothing to draw", LABEL_SIZE, WIDTH, color=FAINT, ha="center", va="center")
+
+
+def draw_key(figure: Figure, key: Sequence[tuple[str, str, tuple[int, ...]]], left: float) -> Any:
+    """Names and their lines, in as many columns as there is room for."""
+    from matplotlib.lines import Line2D
+
+    em = SIZE / 72
+    room, taken = WIDTH - EDGE - left + _KEY_SPACE, _KEY_LINE + 0.6 * em + _KEY_SPACE
+    names = [fit(figure, label, SIZE, room / 2 - taken - 0.01) for label, _, _ in key]  # two stand side by side
+    widest = max(width_of(figure, name, SIZE) for name in names)
+    columns = max(1, min(len(key), int(room / (widest + taken))))
+    columns = math.ceil(len(key) / math.ceil(len(key) / columns))  # no more than these rows need
+    legend = figure.legend(
+        [Line2D([], [], color=colour, linestyle=(0, dash) if dash else "-", linewidth=2) for _, colour, dash in key],
+        [str(number) for number in range(len(key))],
+        loc="upper left",
+        ncols=columns,
+        frameon=False,
+        fontsize=SIZE,
+        borderpad=0,
+        borderaxespad=0,
+        labelspacing=0.45,
+        handlelength=_KEY_LINE / em,
+        handletextpad=0.6,
+        columnspacing=_KEY_SPACE / em,
+    )
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)  # not before: matplotlib leaves out a label that begins with an underscore
+    return legend
+
+
+def write_text(figure: Figure, x: float, y: float, text: str, size: float, width: float, **how: Any) -> Text:
+    """Text at inches from the left and the top, cut to a width along its direction."""
+    text = fit(figure, text, size, width, how.get("weight", "normal"))
+    return figure.text(x / WIDTH, 1 - y / figure.get_figheight(), text, fontsize=size, **how)
+
+
+def fit(figure: Figure, text: str, size: float, width: float, weight: str = "normal") -> str:
+    """The text on one line of at most this width. What is cut out is in its middle: long names often differ at the end."""
+    text = plain_text(text)
+
+    def cut(keep: int) -> str:
+        first, last = text[: keep - keep // 2], text[len(text) - keep // 2 :]
+        return text if keep == len(text) else f"{first.rstrip()}…{last.lstrip()}"
+
+    keep = min(len(text), int(4 * width * 72 / size))  # hardly a letter is narrower than a quarter of its size
+    while keep > 2 and (wide := width_of(figure, cut(keep), size, weight)) > width:
+        keep = max(2, min(keep - 1, int(keep * width / wide)))
+    return cut(keep)
+
+
+def plain_text(text: str) -> str:
+    """On one line, without what cannot be seen or does not belong in XML."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def width_of(figure: Figure, text: str, size: float, weight: str = "normal") -> float:
+    """Of a text, in inches."""
+    from matplotlib.font_manager import FontProperties
+
+    # Where the font lacks a letter of a wide script a box is measured, and in the SVG file the letter is wider.
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    width, _, _ = renderer.get_text_width_height_descent(text, FontProperties(size=size, weight=weight), False)
+    return width / DPI + 0.4 * wide * size / 72
+
+
+def width_of_ticks(figure: Figure, axes: Axes) -> float:
+    """Of the numbers at the y axis, in inches."""
+    box = axes.yaxis.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    return box.width / DPI if box else 0.0
+
+
+def height_of(figure: Figure, legend: Any) -> float:
+    """Of a key, in inches."""
+    return legend.get_window_extent(figure.canvas.get_renderer()).height / DPI  # type: ignore[attr-defined]
+
+
+def resize(figure: Figure, height: float) -> None:
+    """Give a figure its height; its width is always the same."""
+    figure.set_size_inches(WIDTH, height)
+
+
+def place(axes: Axes, left: float, top: float, width: float, height: float) -> None:
+    """At inches from the figure's left and top."""
+    tall = axes.figure.get_figheight()  # type: ignore[union-attr]
+    axes.set_position((left / WIDTH, 1 - (top + height) / tall, width / WIDTH, height / tall))
+
+
+def set_ticks(axis: Any, limits: tuple[float, float], *, log: bool, whole: bool, most: int) -> None:
+    """A few round numbers, powers of ten or whole ones."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+
+    axis.set_minor_locator(NullLocator())
+    decades = math.log10(limits[1] / limits[0]) if log else 0.0
+    if decades < 1:
+        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10], integer=whole))
+        axis.set_major_formatter(ScalarFormatter())
+        return
+    between = (1.0,) if decades > 2.2 else (1.0, 2.0, 5.0) if 3 * decades <= most + 1 else (1.0, 3.0)
+    axis.set_major_locator(LogLocator(subs=between, numticks=most + 1 if len(between) == 1 else 99))
+    as_power = limits[0] < 0.9e-3 or limits[1] > 1.1e4
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value) if as_power else f"{value:g}"))
+
+
+def power(value: float, decimals: int = 0) -> str:
+    """2×10⁻⁵ without mathematical typesetting, which would have to be switched on for names too."""
+    if not value:
+        return "0"
+    digits, exponent = f"{value:.{decimals}e}".split("e")
+    power = "10" + str(int(exponent)).translate(_RAISED)
+    return power if digits == "1" else f"{digits}×{power}".replace("-", "−")
