@@ -5,31 +5,38 @@
 >>> report = rp.fire_(model)
 """
 
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
+from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from .public import *  # noqa: F403
 
 try:
-    __version__ = version("replastic")
-except PackageNotFoundError:  # used from a checkout that was never installed
+    __version__ = _version("replastic")
+except _PackageNotFoundError:  # used from a checkout that was never installed
     __version__ = "0+unknown"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     """A module of the package, or a public name. Not before it is asked for: reports and help do without torch."""
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if find_spec(f"{__name__}.{name}"):
-        return import_module(f".{name}", __name__)
-    public = import_module(".public", __name__)
-    if not hasattr(public, name):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(public, name))
+    if name == "__all__":
+        return _public_names()
+    if name.isidentifier() and not name.startswith("_"):
+        if _find_spec(f"{__name__}.{name}"):
+            return _import_module(f".{name}", __name__)
+        public = _import_module(".public", __name__)
+        if hasattr(public, name):
+            return globals().setdefault(name, getattr(public, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *vars(import_module(".public", __name__))})
+    return sorted({"__version__", *_public_names()})
+
+
+def _public_names() -> list[str]:
+    return [name for name in vars(_import_module(".public", __name__)) if not name.startswith("_")]

@@ -37,8 +37,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from .measuring import Measuring
+from .method import Method
 from .methods import METHODS
-from .methods.by_name import method_by_name
+from .methods.by_name import OwnCode, method_by_name, own_code
 from .models import FROM_IMAGES, MODELS
 from .options import OptionError, check_keys, check_options, check_type, nearest, options_of
 from .streams.data import DATA_SETS, FROM_CALLER
@@ -53,12 +54,14 @@ class Arm:
     """One way of training: methods by name with their settings, and what of [training] is different.
 
     grid_of, point: of an arm that is a point of a grid, the name that stands in the file, and the values.
+    code: by name, the files of methods that are not of this library.
     """
 
     methods: tuple[tuple[str, Table], ...] = ()
     training: Table = field(default_factory=dict)
     grid_of: str = ""
     point: Table = field(default_factory=dict)
+    code: Mapping[str, OwnCode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,13 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
     for change in changes:
         _change(table, change)
     try:
-        return parse(table)
+        return parse(table, folder=path.parent)
     except OptionError as problem:
         raise OptionError(f"{path}: {problem}") from problem
 
 
-def parse(table: Table) -> Experiment:
-    """The experiment that a table, as read from TOML, describes."""
+def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
+    """The experiment that a table, as read from TOML, describes. folder: from which methods of one's own are seen."""
     known = ["name", "about", "seeds", "metric", "share_first_task", "data", "model", "protocol", "training", "measures",
              "checkpoints", "arms"]  # fmt: skip
     required = ["name", "seeds", "data", "model", "protocol", "training", "arms"]
@@ -149,7 +152,7 @@ def parse(table: Table) -> Experiment:
         metric=table.get("metric", "test_accuracy"),
         share_first_task=table.get("share_first_task", True),
         checkpoints=made(Checkpoints, _table(table.get("checkpoints", {}), "[checkpoints]"), "[checkpoints]"),
-        arms=_arms(_table(table["arms"], "[arms]"), training),
+        arms=_arms(_table(table["arms"], "[arms]"), training, folder),
     )
 
 
@@ -159,7 +162,7 @@ def _measures(given: Any) -> tuple[Measuring, ...]:
     return tuple(made(Measuring, _table(one, "[measures]"), "[measures]") for one in tables)
 
 
-def _arms(table: Table, training: Training) -> dict[str, Arm]:
+def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     for name, given in table.items():
         where = f"[arms.{name}]"
@@ -180,30 +183,35 @@ def _arms(table: Table, training: Training) -> dict[str, Arm]:
             full = f"{name}, {label}" if label else name
             if full in arms:
                 raise OptionError(f"[arms] has {full!r} twice: name arms and points of grids differently")
+            made_of = [_method(entry, where, folder) for entry in chosen]
             arms[full] = Arm(
-                tuple(_method(entry, where) for entry in chosen),
+                tuple((method, settings) for method, settings, _ in made_of),
                 dict(changed),
                 grid_of=name if values else "",
                 point=values,
+                code={method: code for method, _, code in made_of if code is not None},
             )
     if not arms:
         raise OptionError("[arms] has none: write [arms.base] for training without any method")
     return arms
 
 
-def _method(entry: Any, where: str) -> tuple[str, Table]:
+def _method(entry: Table, where: str, folder: str | Path) -> tuple[str, Table, OwnCode | None]:
     if "name" not in entry:
         raise OptionError(f"{where} has no name: give one of {', '.join(METHODS)}")
     try:
-        kind = method_by_name(entry["name"])
+        code = own_code(entry["name"], folder)
+        kind = method_by_name(entry["name"], code)
     except OptionError as problem:
         raise OptionError(f"{where} {problem}") from problem
     name, settings = _named(entry, {entry["name"]: kind}, where)
     try:
-        kind(**settings)  # what it says of its settings it says now
+        built = kind(**settings)  # what it says of its settings it says now
     except (TypeError, ValueError) as problem:
         raise OptionError(f"{where}: {problem}") from problem
-    return name, settings
+    if not all(isinstance(one, Method) for one in (built if isinstance(built, list) else [built])):
+        raise OptionError(f"{where} name = {name!r} gives {type(built).__name__} {built!r}: name a subclass of replastic.Method")
+    return name, settings, code
 
 
 def _points(grid: Table, where: str) -> list[tuple[str, dict[str, Any]]]:

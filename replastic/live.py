@@ -13,10 +13,17 @@ from .record.following import Followed
 
 
 class LiveView(Protocol):
-    """Gets every row of every run, those that were there before included; may be slow, and is called by one thread."""
+    """Gets the rows of runs that have not ended, from their first on; may be slow, and is called by one thread at a time.
+
+    Rows behind a checkpoint come again when a run is resumed: `run.rows` says which row of the run it is.
+    """
 
     def row(self, run: Followed, row: dict[str, Any]) -> None:
         """One more row of a run."""
+        ...
+
+    def end(self, run: Followed) -> None:
+        """The run has ended."""
         ...
 
     def close(self) -> None:
@@ -50,16 +57,24 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as missing:
-            raise ImportError("--live tensorboard needs it: pip install tensorboard") from missing
-        self._made, self._folder, self._writers = SummaryWriter, out / "tensorboard", dict[Path, Any]()
+            raise ImportError('--live tensorboard needs it: pip install "replastic[live]", or tensorboard') from missing
+        self._made, self._folder = SummaryWriter, out / "tensorboard"
+        self._writers = dict[Path, Any]()
+        self._shown = dict[Path, int]()  # how many rows
 
     def row(self, run: Followed, row: dict[str, Any]) -> None:
-        folder = self._folder / run.folder.parent.name / run.folder.name
-        if folder not in self._writers:
+        if run.folder not in self._writers:
+            folder = self._folder / run.folder.parent.name / run.folder.name
             shutil.rmtree(folder, ignore_errors=True)  # of an earlier command: the record has all of it, and it comes again
-            self._writers[folder] = self._made(str(folder), flush_secs=5)
-        for name, value in scalars(row).items():
-            self._writers[folder].add_scalar(name, value, row.get("step", 0))
+            self._writers[run.folder] = self._made(str(folder), flush_secs=5)
+        if run.rows > self._shown.get(run.folder, 0):
+            self._shown[run.folder] = run.rows
+            for name, value in scalars(row).items():
+                self._writers[run.folder].add_scalar(name, value, row.get("step", run.rows))
+
+    def end(self, run: Followed) -> None:
+        if run.folder in self._writers:
+            self._writers.pop(run.folder).close()
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -73,15 +88,15 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError as missing:
-            raise ImportError("--live wandb needs it: pip install wandb") from missing
-        out.mkdir(parents=True, exist_ok=True)
-        self._wandb, self._out, self._runs = wandb, out, dict[Path, tuple[Any, int]]()
+            raise ImportError('--live wandb needs it: pip install "replastic[live]", or wandb') from missing
+        self._wandb, self._out, self._runs = wandb, out, dict[Path, Any]()
+        self._sent = dict[Path, int]()  # how many rows
         self._project = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in experiment)[:120]
 
     def row(self, run: Followed, row: dict[str, Any]) -> None:
         if run.folder not in self._runs:
             identity = hashlib.sha256(str(run.folder.resolve()).encode() + run.about["started"].encode()).hexdigest()[:16]
-            one = self._wandb.init(
+            self._runs[run.folder] = self._wandb.init(
                 project=self._project,
                 group=run.about["arm"],
                 name=run.name,
@@ -91,12 +106,15 @@ class WeightsAndBiases:
                 config=run.about["config"],
                 dir=str(self._out),
             )
-            self._runs[run.folder] = one, 0
-        one, number = self._runs[run.folder]
-        if number >= one.step:  # what an earlier command has sent is there
-            one.log({**scalars(row), "step": row.get("step", 0)}, step=number)
-        self._runs[run.folder] = one, number + 1
+            self._sent[run.folder] = self._runs[run.folder].step  # what an earlier command has sent is there
+        if run.rows > self._sent[run.folder]:
+            self._runs[run.folder].log({**scalars(row), "step": row.get("step", run.rows)}, step=run.rows - 1)
+            self._sent[run.folder] = run.rows
+
+    def end(self, run: Followed) -> None:
+        if run.folder in self._runs:
+            self._runs.pop(run.folder).finish()
 
     def close(self) -> None:
-        for run, _ in self._runs.values():
+        for run in self._runs.values():
             run.finish()

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .config import Arm, Experiment
+from .config import Arm, Experiment, Table
 from .guards import flat_list
 from .learner import Learner
 from .method import Method
 from .methods import LayerReset
-from .methods.by_name import code_of, method_by_name
+from .methods.by_name import method_by_name
 from .models import FROM_IMAGES, MODELS, build_model
 from .options import OptionError, nearest, with_defaults
 from .streams.data import DATA_SETS, FROM_CALLER, load
@@ -50,7 +50,8 @@ class RunSpec:
 
     def methods(self) -> list[Method]:
         """New ones, in the order in which they act."""
-        chosen = [method_by_name(name)(**settings) for name, settings in self.experiment.arms[self.arm].methods]
+        arm = self.experiment.arms[self.arm]
+        chosen = [method_by_name(name, arm.code.get(name))(**settings) for name, settings in arm.methods]
         return flat_list([*([LayerReset()] if self.training.reset_head else []), *chosen])
 
     def about(self) -> dict[str, Any]:
@@ -71,14 +72,16 @@ class RunSpec:
             "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},
             "training": dataclasses.asdict(self.training),
             "measures": [dataclasses.asdict(measuring) for measuring in experiment.measures],
-            "methods": [
-                {"name": name, **with_defaults(method_by_name(name), settings), **code_of(name)}
-                for name, settings in arm.methods
-            ],
+            "methods": [self._method_config(name, settings) for name, settings in arm.methods],
             "grid": {"arm": arm.grid_of, "point": arm.point} if arm.grid_of else None,
             "tasks": self.tasks,
         }
         return json.loads(json.dumps(config))  # as it comes back from its file
+
+    def _method_config(self, name: str, settings: Table) -> dict[str, Any]:
+        code = self.experiment.arms[self.arm].code.get(name)
+        digest = {"sha256": code.sha256} if code is not None else {}
+        return {"name": name, **with_defaults(method_by_name(name, code), settings), **digest}
 
     def load(self, *, device: torch.device, root: str | Path | None = None) -> ImageData:
         """The run's data set, without images held out."""

@@ -1,13 +1,11 @@
 """The command line as people use it: what it says, what it leaves, and its exit codes."""
 
-import fcntl
+import json
 import os
-import pty
 import signal
 import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +16,13 @@ import pytest
 from replastic.cli import main
 from replastic.cli.commands import ALL
 from replastic.config import parse
+from replastic.config import read as read_experiment
 from replastic.measures import MEASURES
 from replastic.methods import METHODS
 from replastic.models import MODELS
 from replastic.record import read
 from replastic.streams import PROTOCOLS
+from replastic.sweep.call import plain
 from tests.test_sweep import BROKEN, GRID, NORMED, tiny, write_runs, write_toml
 
 COMMAND = [sys.executable, "-m", "replastic"]
@@ -95,6 +95,7 @@ def test_run_says_once_what_keeps_all_runs_from_being_built(tmp_path: Path, caps
 
 
 def test_a_person_at_a_terminal_sees_bars_and_then_the_result(long_file: str, tmp_path: Path) -> None:
+    fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 110, 0, 0))
     given = ["--set", "checkpoints.minutes=10.0", "--set", "protocol.epochs=300"]  # so that there is time to look
@@ -125,14 +126,15 @@ def test_a_person_at_a_terminal_sees_bars_and_then_the_result(long_file: str, tm
 
 
 def test_a_run_that_was_killed_goes_on_and_ends_as_one_that_was_not(long_file: str, tmp_path: Path) -> None:
-    assert started("run", long_file, "-o", str(tmp_path / "whole"), "--arm", "FIRE", stdout=subprocess.DEVNULL).wait() == 0
-    killed = started("run", long_file, "-o", str(tmp_path / "out"), "--arm", "FIRE", stdout=subprocess.DEVNULL)
+    given = ["--arm", "FIRE", "--set", "protocol.epochs=100"]  # so that it does not end before it is killed
+    assert started("run", long_file, "-o", str(tmp_path / "whole"), *given, stdout=subprocess.DEVNULL).wait() == 0
+    killed = started("run", long_file, "-o", str(tmp_path / "out"), *given, stdout=subprocess.DEVNULL)
     folder = tmp_path / "out" / "FIRE" / "seed-1"
     wait_for_rows(tmp_path / "out" / "FIRE" / "seed-1", 45)
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     assert read(folder).status == "started"
-    again = started("run", long_file, "-o", str(tmp_path / "out"), "--arm", "FIRE", stdout=subprocess.PIPE)
+    again = started("run", long_file, "-o", str(tmp_path / "out"), *given, stdout=subprocess.PIPE)
     said, _ = again.communicate()
     assert again.returncode == 0
     assert b"FIRE, seed 1: finished" in said
@@ -402,6 +404,46 @@ def test_a_new_method_passes_its_test_and_runs_in_an_experiment(
     assert "holds another run: config.methods" in capsys.readouterr().err
 
 
+def test_a_method_that_was_changed_is_another_one_and_what_is_recorded_is_what_ran(tmp_path: Path) -> None:
+    """In one process, which has the first version loaded."""
+    write_toml(tmp_path / "e.toml", tiny({"mine": {"name": "mine.py:Mine"}}, seeds=[1]))
+    code = """from dataclasses import dataclass
+import replastic as rp
+@dataclass
+class Mine(rp.Method):
+    def at_boundary(self, learner, task):
+        for parameter in learner.parameters.values():
+            parameter.data.mul_({factor})
+"""
+    found = {}
+    for factor in (0.5, 2.0):
+        (tmp_path / "mine.py").write_text(code.replace("{factor}", str(factor)))
+        out = tmp_path / str(factor)
+        assert main(["run", str(tmp_path / "e.toml"), "--out", str(out), "--device", "cpu"]) == 0
+        assert main(["sweep", str(tmp_path / "e.toml"), "--out", str(out) + "s", "--device", "cpu", "--jobs", "1"]) == 0
+        runs = [read(Path(str(out) + end) / "mine" / "seed-1") for end in ("", "s")]
+        assert runs[0].rows == runs[1].rows
+        assert runs[0].config == runs[1].config
+        found[factor] = runs[0]
+    assert found[0.5].rows != found[2.0].rows
+    assert found[0.5].config["methods"][0]["sha256"] != found[2.0].config["methods"][0]["sha256"]
+
+
+def test_a_method_that_changes_while_its_runs_wait_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import replastic as rp\nclass Mine(rp.Method):\n    def after_step(self, learner): ...\n"
+    )
+    write_toml(tmp_path / "e.toml", tiny({"mine": {"name": "mine.py:Mine"}}, seeds=[1]))
+    experiment = read_experiment(tmp_path / "e.toml")
+    with (tmp_path / "mine.py").open("a") as code:
+        code.write("# changed")
+    sent = json.loads(json.dumps(plain(experiment, "mine")))
+    program = "from replastic.sweep.call import experiment_of\nfrom replastic.runs import runs_of\nimport json\n"
+    program += f"runs_of(experiment_of(json.loads({json.dumps(sent)!r})))[0].methods()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd="/")
+    assert "has changed since the experiment was read" in done.stderr
+
+
 def test_a_new_method_overwrites_nothing(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "test_halve.py").write_text("mine")
     assert main(["new-method", "halve", "--folder", str(tmp_path)]) == 2
@@ -414,17 +456,20 @@ def test_a_new_method_overwrites_nothing(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("own.py:Mine", "there is no Python file own.py"),
-        ("there.py:Mine", "there.py has no 'Mine'; its methods are Yours"),
+        ("own.py:Mine", "there is no Python file /"),
+        ("there.py:Mine", "there.py has no method 'Mine'; its methods are Yours"),
         ("broken.py:Mine", "cannot be imported: ZeroDivisionError"),
         ("there.py:Yours", "has the key 'rate'"),
+        ("there.py:dict", "has no method 'dict'; its methods are Yours"),
+        ("there.py:number", "gives int 1: name a subclass of replastic.Method"),
+        (["fire"], "give the name of one method"),
     ],
 )
 def test_a_method_of_ones_own_that_is_not_there_is_an_error(
     name: str, said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = "import replastic as rp\nclass Yours(rp.Method):\n    def after_step(self, learner): ...\n"
+    own = "dict = dict\ndef number(rate):\n    return 1\nimport replastic as rp\nclass Yours(rp.Method):\n    def after_step(self, learner): ...\n"
     (tmp_path / "there.py").write_text("from dataclasses import dataclass\n" + own.replace("class", "@dataclass\nclass"))
     (tmp_path / "broken.py").write_text("1 / 0")
     write_toml(tmp_path / "e.toml", tiny({"mine": {"name": name, "rate": 1}}, seeds=[1]))
@@ -461,10 +506,35 @@ def test_rows_go_to_weights_and_biases_offline(file: str, tmp_path: Path, monkey
     raise AssertionError("nothing was logged within 10 s")
 
 
+def test_a_live_view_that_fails_stops_nothing(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    class Broken:
+        def row(self, run: Any, row: Any) -> None:
+            raise ConnectionError("no network")
+
+    monkeypatch.setattr("replastic.live.live_view", lambda *given: Broken())
+    assert main(["run", file, "-o", str(tmp_path / "out"), "--device", "cpu", "--live", "wandb"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("the live view has failed, and the runs go on without it: ConnectionError: no network") == 1
+    assert "last task" in captured.out
+
+
+def test_a_run_that_is_tried_again_is_shown_again(tmp_path: Path, capsys: Any) -> None:
+    write_toml(tmp_path / "e.toml", tiny(BROKEN, seeds=[1], model=NORMED))
+    given = ["run", str(tmp_path / "e.toml"), "-o", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(given) == 1
+    assert "broken, seed 1: failed" in capsys.readouterr().out
+    assert main(given) == 1
+    assert "broken, seed 1: failed" not in capsys.readouterr().out
+    assert main([*given, "--retry"]) == 1
+    assert "broken, seed 1: failed" in capsys.readouterr().out
+
+
 def test_a_live_view_that_is_not_installed_is_said_before_anything_is_trained(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert main(["run", file, "-o", str(tmp_path / "out"), "--live", "wandb"]) == 2
-    assert "pip install wandb" in capsys.readouterr().err
+    assert 'pip install "replastic[live]", or wandb' in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,9 +1,14 @@
 """Following runs: every row once, while somebody else writes them."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from replastic.cli.progress import _duration, _Lines
-from replastic.live import scalars
+from replastic.live import WeightsAndBiases, scalars
 from replastic.record import Record
 from replastic.record.following import Following
 
@@ -53,7 +58,7 @@ def test_what_was_there_before_is_no_news_unless_all_is_wanted(tmp_path: Path) -
         assert steps(Following([tmp_path])) == []
         assert steps(Following([tmp_path], whole=True)) == [1]
         record.end("finished")
-    assert steps(Following([tmp_path], whole=True)) == [1]
+    assert steps(Following([tmp_path], whole=True)) == []  # it has ended: there is nothing to look at
 
 
 def test_rows_behind_a_checkpoint_come_again_when_a_run_is_resumed(tmp_path: Path) -> None:
@@ -69,6 +74,63 @@ def test_rows_behind_a_checkpoint_come_again_when_a_run_is_resumed(tmp_path: Pat
         assert steps(following) == [2]
 
 
+def test_after_a_resume_the_share_is_what_is_still_there(tmp_path: Path) -> None:
+    with opened(tmp_path) as record:
+        record.add({"task": 0, "epoch": 1, "step": 1})
+        record.save({"step": 1}, {"x": 1})
+        record.add({"task": 1, "epoch": 0, "step": 3})
+    following = Following([tmp_path])
+    (run,) = following.runs
+    assert (run.done, run.begun, run.rows) == (0.75, 0.75, 2)
+    with opened(tmp_path) as record:
+        record.resume()
+        assert steps(following) == []
+        assert (run.done, run.begun, run.rows, run.moved) == (0.25, 0.25, 1, True)
+
+
+def test_a_run_that_failed_is_followed_again_only_if_it_is_tried_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as record:
+        record.add({"task": 0, "epoch": 1, "step": 1})
+        record.end("failed")
+    once, again = Following([tmp_path]), Following([tmp_path], retry=True)
+    assert steps(again) == []
+    with opened(tmp_path) as record:
+        record.retry()
+        record.resume()
+        record.add({"task": 0, "epoch": 1, "step": 1})
+        assert steps(once) == []
+        assert steps(again) == [1]
+        record.end("finished")
+    list(again.news())
+    assert again.runs[0].status == "finished"
+
+
+def test_weights_and_biases_gets_each_row_once_also_when_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fake(SimpleNamespace):
+        def log(self, row: dict[str, Any], step: int) -> None:
+            self.logged.append((step, row["step"]))
+            self.step = step + 1
+
+        def finish(self) -> None: ...
+
+    kept = Fake(step=0, logged=[])
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: kept))  # type: ignore[arg-type]
+    for rows in ([10, 20, 30], [20, 30, 40]):  # the second time from the checkpoint behind the first row
+        following, view = Following([tmp_path], whole=True), WeightsAndBiases(tmp_path, "x")
+        with opened(tmp_path) as record:
+            if record.status != "new":
+                record.resume()
+            for number, step in enumerate(rows):
+                record.add({"task": 0, "epoch": number, "step": step})
+                for run, row in following.news():
+                    view.row(run, row)
+                if step == 10:
+                    record.save({"step": 1}, {"x": 1})
+    assert kept.logged == [(0, 10), (1, 20), (2, 30), (3, 40)]
+
+
 def test_a_damaged_record_does_not_stop_those_who_follow_others(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "run.json").write_text("{")
@@ -80,7 +142,6 @@ def test_a_damaged_record_does_not_stop_those_who_follow_others(tmp_path: Path) 
 
 def test_without_a_terminal_ends_are_lines_and_silence_is_broken(tmp_path: Path, capsys, monkeypatch) -> None:
     following, lines = Following([tmp_path]), _Lines("test_accuracy")
-    lines.begin(following.runs)
     with opened(tmp_path) as record:
         record.add({"task": 0, "epoch": 2, "step": 1, "test_accuracy": 0.25})
         list(following.news())

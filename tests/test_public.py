@@ -28,7 +28,13 @@ def test_no_module_hides_a_public_name() -> None:
         assert isinstance(value, ModuleType) or importlib.util.find_spec(f"replastic.{name}") is None, name
 
 
-@pytest.mark.parametrize("name", ["fire", "__wrapped__", "public_"])
+def test_all_public_names_and_no_others_come_with_a_star() -> None:
+    found: dict[str, object] = {}
+    exec("from replastic import *", found)
+    assert set(found) - {"__builtins__"} == set(names())
+
+
+@pytest.mark.parametrize("name", ["fire", "__wrapped__", "public_", "_repr_html_", "linalg.polar"])
 def test_a_name_that_is_not_there_is_an_attribute_error(name: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'replastic' has no attribute '{name}'"):
         getattr(rp, name)

@@ -286,5 +286,5 @@ def test_figures_are_drawn_without_torch_pyplot_or_a_display(tmp_path: Path) -> 
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r'figures need matplotlib: pip install "replastic\[report\]"'):
+    with pytest.raises(ImportError, match=r'a figure needs matplotlib, which is missing: pip install "replastic\[report\]"'):
         draw(chart(), ARMS, tmp_path)

@@ -27,9 +27,12 @@ class Handler(logging.Handler):
     """The library's messages, above the bars if there are any; warnings and worse go to the terminal's errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        worse = record.levelno >= logging.WARNING and not _current
-        where = error_console() if worse else console()
-        where.print(Text(record.getMessage()), soft_wrap=True)
+        try:
+            worse = record.levelno >= logging.WARNING and not _current
+            where = error_console() if worse else console()
+            where.print(Text(record.getMessage()), soft_wrap=True)
+        except Exception:
+            self.handleError(record)
 
 
 def print_line(text: str) -> None:

@@ -54,9 +54,11 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _devices() -> list[tuple[str, str]]:
-    import torch
-
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        import torch
+    except ImportError:
+        return [("cpu", f"{cpus} cores")]
     rows = [("cpu", f"{cpus} cores, torch uses {torch.get_num_threads()} threads")]
     if not torch.cuda.is_available():
         built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built for the CPU alone"
@@ -68,8 +70,10 @@ def _devices() -> list[tuple[str, str]]:
 
 
 def _places() -> list[tuple[str, str]]:
-    from ..streams.published import root_of
-
+    try:
+        from ..streams.published import root_of
+    except ImportError:  # without torch there are more urgent things to say
+        return []
     folder = root_of(None)
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     there = ", ".join(names[:12]) or ("empty" if folder.is_dir() else "not there yet")
@@ -113,8 +117,10 @@ def _needed() -> dict[str, list[str]]:
 
 def _problems() -> list[str]:
     """What keeps the package from working, with what to type."""
-    import torch
-
+    try:
+        import torch
+    except ImportError as problem:
+        return [f"torch cannot be imported ({problem}): pip install -c constraints.txt -e ."]
     found = []
     if torch.cuda.is_available():
         try:

@@ -6,15 +6,17 @@ Exit codes: 0 all is well; 1 a run failed, diverged or was killed; 2 the input i
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Union
 
 _NEEDED = 'the command line needs tyro and rich: pip install "replastic[cli]"'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command `replastic`; returns the exit code."""
+    """The command `replastic`; returns the exit code. Arguments that cannot be parsed are a SystemExit with code 2."""
     try:
         import rich  # noqa: F401
         import tyro  # noqa: F401
@@ -28,14 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler = Handler()
     log = logging.getLogger("replastic")
     log.addHandler(handler)
-    before, log.level = log.level, logging.INFO
+    before = log.level
+    log.setLevel(logging.INFO)
     try:
         return command()
     except KeyboardInterrupt:
         error_console().print("stopped; the same command goes on")
         return 130
-    except BrokenPipeError:  # somebody has piped it into `head`
-        sys.stderr.close()
+    except BrokenPipeError:  # somebody has piped it into `head`, and Python would complain once more when it ends
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OptionError, ImportError, OSError, RuntimeError, ValueError) as problem:
         if command.traceback:

@@ -141,5 +141,5 @@ class NewMethod(Command):
         method, test = files
         print_line(f"{method}: a method that works; make it yours")
         print_line(f"{test}: run it with  pytest {test}")
-        print_line(f'In an experiment\'s file:\n\n[arms.mine]\nname = "{method}:{kind}"\nrate = 0.5')
+        print_line(f'In an experiment\'s file beside them:\n\n[arms.mine]\nname = "{name}.py:{kind}"\nrate = 0.5')
         return 0

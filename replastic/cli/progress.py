@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from ..record.following import Followed, Following
 from . import console as consoles
 from .console import console, print_line
 
-_EVERY = 0.3  # seconds from look to look
+log = logging.getLogger("replastic")
+_EVERY = 0.3  # seconds from look to look, at least
+_PATIENCE = 20  # times as long as a look took: on a slow disk looking must not be what it is busy with
 _SILENCE = 10.0  # seconds without a line, where there are no bars
 _RUNS = 8  # bars at most
 
@@ -26,17 +30,23 @@ class Progress(AbstractContextManager["Progress"]):
     """While it is entered, somebody is told how far runs are.
 
     folders: of the runs, of which the `first` so many are first tasks that others share. metric: the figure to show.
-    view: also gets every row.
+    retry: runs that have failed are tried again. view: also gets every row.
     """
 
-    def __init__(self, folders: Sequence[Path], metric: str, *, first: int = 0, view: LiveView | None = None) -> None:
-        self._following = Following(folders, whole=view is not None)
-        self._before = {id(run) for run in self._following.runs if run.ended}  # unless they are tried again
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        metric: str,
+        *,
+        first: int = 0,
+        retry: bool = False,
+        view: LiveView | None = None,
+    ) -> None:
+        self._following = Following(folders, whole=view is not None, retry=retry)
         self._counted = self._following.runs[first:]
         self._view = view
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._follow, daemon=True)
-        on_terminal = console().is_terminal
-        self._shown = _Bars(metric) if on_terminal else _Lines(metric)
+        self._shown = _Bars(metric) if console().is_terminal else _Lines(metric)
 
     def __enter__(self) -> Progress:
         self._shown.begin(self._counted)
@@ -44,23 +54,39 @@ class Progress(AbstractContextManager["Progress"]):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._look()
-        self._shown.end()
-        if self._view is not None:
-            self._view.close()
-
-    def _follow(self) -> None:
-        while not self._stop.wait(_EVERY):
+        with ExitStack() as last:  # whatever goes wrong, the terminal is left as it was found
+            last.callback(self._shown.end)
+            last.callback(self._tell_view, "close")
+            self._stop.set()
+            self._thread.join()
             self._look()
 
+    def _follow(self) -> None:
+        took = 0.0
+        while not self._stop.wait(max(_EVERY, _PATIENCE * took)):
+            start = time.monotonic()
+            self._look()
+            took = time.monotonic() - start
+
     def _look(self) -> None:
-        for run, row in self._following.news():
-            if self._view is not None:
-                self._view.row(run, row)
-        active = [run for run in self._following.runs if run.moved and id(run) not in self._before]
-        self._shown.show(active, self._counted)
+        ended = {id(run) for run in self._following.runs if run.ended and run.moved}
+        news = [(replace(run), row) for run, row in self._following.news()]
+        self._shown.show([run for run in self._following.runs if run.moved], self._counted)
+        for run, row in news:
+            self._tell_view("row", run, row)
+        for run in self._following.runs:
+            if run.ended and run.moved and id(run) not in ended:
+                self._tell_view("end", run)
+
+    def _tell_view(self, what: str, *given: Any) -> None:
+        """A view is for looking: what goes wrong there is said once, and stops nothing."""
+        if self._view is not None:
+            try:
+                getattr(self._view, what)(*given)
+            except Exception as problem:
+                self._view = None
+                what = f"{type(problem).__name__}: {problem}"
+                log.warning("the live view has failed, and the runs go on without it: %s", what)
 
 
 class _Lines:
@@ -70,10 +96,9 @@ class _Lines:
         self.metric = metric
         self._ended: set[int] = set()
         self._last = self._since = time.monotonic()
-        self._behind = 0.0  # what was done before
 
     def begin(self, counted: Sequence[Followed]) -> None:
-        self._behind = sum(run.done for run in counted)
+        pass
 
     def show(self, active: Sequence[Followed], counted: Sequence[Followed]) -> None:
         for run in active:
@@ -85,8 +110,8 @@ class _Lines:
         going = [run for run in active if not run.ended and run.row]
         if going and time.monotonic() - self._last > _SILENCE:
             self._last = time.monotonic()
-            done = sum(run.done for run in counted)
-            new, left = done - self._behind, len(counted) - done
+            new = sum(run.done - run.begun for run in counted)
+            left = sum(1 - run.done for run in counted if not run.ended)
             eta = f"; about {_duration((self._last - self._since) * left / new)} left" if new > 0 else ""
             print_line(f"{'; '.join(_place(run, self.metric) for run in going)}{eta}")
 
@@ -116,12 +141,12 @@ class _Bars:
     def begin(self, counted: Sequence[Followed]) -> None:
         consoles._current.append(self._bars.console)
         self._all = self._bars.add_task("all runs", total=len(counted), place="", figure="")
-        self._bars.update(self._all, completed=sum(run.done for run in counted))
+        self._bars.update(self._all, completed=sum(map(_behind, counted)))
         self._bars.start()
 
     def show(self, active: Sequence[Followed], counted: Sequence[Followed]) -> None:
         ended = sum(run.ended for run in counted)
-        self._bars.update(self._all, completed=sum(run.done for run in counted), place=f"{ended} of {len(counted)} runs")
+        self._bars.update(self._all, completed=sum(map(_behind, counted)), place=f"{ended} of {len(counted)} runs")
         for run in active:
             bar = self._of.get(id(run))
             if run.ended and id(run) not in self._told:
@@ -140,6 +165,11 @@ class _Bars:
         consoles._current.remove(self._bars.console)
 
 
+def _behind(run: Followed) -> float:
+    """The share of a run that nobody has to wait for any more: of one that failed, all."""
+    return 1.0 if run.ended else run.done
+
+
 def _place(run: Followed, metric: str) -> str:
     return f"{run.name}: {_where(run)}{_figure(run, metric)}"
 
@@ -147,8 +177,8 @@ def _place(run: Followed, metric: str) -> str:
 def _where(run: Followed, *, short: bool = False) -> str:
     """As in "task 3 of 40, epoch 7 of 15"."""
     epochs, row = run.epochs, run.row
-    if not row:
-        return "task 1"
+    if "task" not in row or "epoch" not in row:
+        return "begins"
     of = "/" if short else " of "
     tasks = f"{of}{len(epochs)}" if epochs else ""
     in_task = f"{of}{epochs[row['task']]}" if row["task"] < len(epochs) else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +57,7 @@ class _Experiment(Command):
         before = {firsts[run.folder].folder: None for run in runs if run.folder in firsts}
         view = None if self.live == "off" else live_view(self.live, self.out, experiment.name)
         folders = [Path(self.out) / folder for folder in (*before, *(run.folder for run in runs))]
-        return Progress(folders, experiment.metric, first=len(before), view=view)
+        return Progress(folders, experiment.metric, first=len(before), retry=self.retry, view=view)
 
 
 @dataclass(kw_only=True)
@@ -85,8 +84,9 @@ class Run(_Experiment):
                 side_by_side=self.side_by_side,
                 retry=self.retry,
             )
-        outcomes = [(folder, status, _reason(Path(self.out) / folder)) for folder, status in statuses.items()]
-        _print_problems(self.out, outcomes)
+        folders = {str(Path(self.out) / folder): status for folder, status in statuses.items()}
+        outcomes = [(folder, status, _reason(Path(folder))) for folder, status in folders.items()]
+        _print_problems(outcomes)
         _print_summary(self.out)
         return 0 if all(status == "finished" for _, status, _ in outcomes) else 1
 
@@ -123,7 +123,7 @@ class Sweep(_Experiment):
                 options=options,
             )
         _print_outcomes(outcomes)
-        _print_problems(self.out, [(str(one.folder), one.status, one.reason) for one in outcomes])
+        _print_problems([(str(one.folder), one.status, one.reason) for one in outcomes])
         _print_summary(self.out)
         return 0 if all(outcome.status == "finished" for outcome in outcomes) else 1
 
@@ -147,7 +147,7 @@ def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
     print_line("")
 
 
-def _print_problems(out: str, outcomes: Sequence[tuple[str, str, str]]) -> None:
+def _print_problems(outcomes: Sequence[tuple[str, str, str]]) -> None:
     """What went wrong, each reason once, with the last line of it."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for folder, status, reason in outcomes:
@@ -157,7 +157,7 @@ def _print_problems(out: str, outcomes: Sequence[tuple[str, str, str]]) -> None:
     for (status, last), folders in reasons.items():
         more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
         print_line(f"{folders[0]}{more}: {status}" + (f": {last}" if last else ""))
-    if Counter(status for status, _ in reasons)["failed"]:
+    if any(status == "failed" for status, _ in reasons):
         print_line("Tracebacks are in end.json of each folder; --retry goes on with what has failed.")
     if reasons:
         print_line("")

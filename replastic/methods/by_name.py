@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ..method import Method
@@ -14,47 +16,66 @@ from ..options import OptionError, nearest
 from . import METHODS
 
 
-def method_by_name(name: str) -> Callable[..., Any]:
-    """A method's class, or the function that returns a list of methods.
+@dataclass(frozen=True)
+class OwnCode:
+    """The file of a method of one's own, as it was when it was named: one that was changed since is another method."""
 
-    name: of METHODS; or a Python file, from the folder that the command is typed in, a colon, and a name in it. The file is
-        run: name only files that you trust.
+    path: str  # absolute
+    sha256: str
+
+
+def own_code(name: Any, folder: str | Path = ".") -> OwnCode | None:
+    """The code that a name stands for; None for a name of METHODS.
+
+    name: a Python file, seen from `folder`, a colon, and a name in it.
     """
+    if not isinstance(name, str):
+        raise OptionError(f"name = {name!r}: give the name of one method; several are methods = [{{ name = ... }}, ...]")
     if name in METHODS:
-        return METHODS[name]
-    file, colon, what = str(name).rpartition(":")
+        return None
+    file, colon, _ = name.rpartition(":")
     if not colon:
-        raise OptionError(f'name = {name!r}: {nearest(str(name), METHODS)}; or give one of your own, as in "mine.py:Mine"')
-    path = Path(file)
+        raise OptionError(f'name = {name!r}: {nearest(name, METHODS)}; or give one of your own, as in "mine.py:Mine"')
+    path = (Path(folder) / file).resolve()
     if path.suffix != ".py" or not path.is_file():
-        raise OptionError(f"name = {name!r}: there is no Python file {file}, seen from {Path.cwd()}")
-    module = _module(path.resolve())
+        raise OptionError(f"name = {name!r}: there is no Python file {path}")
+    return OwnCode(str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def method_by_name(name: str, code: OwnCode | None = None) -> Callable[..., Any]:
+    """A method's class, or the function that returns a list of methods. A file is run: name only files that you trust."""
+    if code is None:
+        return METHODS[name]
+    module, what = _module(code), name.rpartition(":")[2]
     found = getattr(module, what, None)
-    if found is None or not callable(found):
+    if not (isinstance(found, type) and issubclass(found, Method)) and not isinstance(found, FunctionType):
         own = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
         own = [key for key in own if vars(module)[key].__module__ == module.__name__]
-        raise OptionError(f"name = {name!r}: {file} has no {what!r}; its methods are {', '.join(own) or 'none'}")
+        raise OptionError(f"name = {name!r}: {code.path} has no method {what!r}; its methods are {', '.join(own) or 'none'}")
     return found
 
 
-def code_of(name: str) -> dict[str, str]:
-    """For the record of a method of one's own, what its file said: one that was changed since is another method."""
-    if name in METHODS:
-        return {}
-    return {"sha256": hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest()}
-
-
-def _module(path: Path) -> Any:
-    """The file as a module, once in a process: classes of two loads would not be the same."""
-    name = f"replastic_own_{path.stem}_{abs(hash(str(path)))}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as problem:
+def _module(code: OwnCode) -> ModuleType:
+    """The file as a module, once in a process for each of its versions; never another version than was named."""
+    name = f"replastic_own_{Path(code.path).stem}_{code.sha256[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    source = Path(code.path).read_bytes()
+    if hashlib.sha256(source).hexdigest() != code.sha256:
+        raise OptionError(f"{code.path} has changed since the experiment was read: type the command again, with a new --out")
+    module = ModuleType(name)
+    module.__file__ = code.path
+    sys.modules[name] = module  # dataclasses look themselves up there
+    sys.path.insert(0, str(Path(code.path).parent))  # for what lies beside it
+    done = False
+    try:
+        exec(compile(source, code.path, "exec"), vars(module))
+        done = True
+    except Exception as problem:
+        raise OptionError(f"{code.path} cannot be imported: {type(problem).__name__}: {problem}") from problem
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(str(Path(code.path).parent))
+        if not done:
             del sys.modules[name]
-            raise OptionError(f"{path} cannot be imported: {type(problem).__name__}: {problem}") from problem
-    return sys.modules[name]
+    return module

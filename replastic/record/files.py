@@ -43,6 +43,15 @@ def plain(value: Any, path: str) -> Any:
     )
 
 
+def leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every value of a config by its path, as text: there NaN is NaN, and 1 is neither 1.0 nor true."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{json.dumps(key) if '.' in key else key}")
+    else:
+        yield path, json.dumps(value, sort_keys=True)
+
+
 def write_json(path: Path, content: Any) -> None:
     """A JSON file that appears whole or not at all, and is on the disk when this returns."""
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode())

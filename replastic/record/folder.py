@@ -16,14 +16,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from .checkpoints import checkpoints_of, load_newest
-from .files import clean, explained, plain, sync_folder, write_json
+from .files import clean, explained, leaves, plain, sync_folder, write_json
 from .lines import Log, Mark, check_lines
 from .lock import Lock
 from .provenance import provenance
@@ -219,7 +219,7 @@ def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
             raise ValueError(f"{folder} is no run, and holds {others[0]}: give an empty folder or a new one, as --out")
         return False
     there = read_run(folder)
-    old, new = (dict(leaf for key in given for leaf in _leaves(of[key], key)) for of in (there, given))
+    old, new = (dict(leaf for key in given for leaf in leaves(of[key], key)) for of in (there, given))
     for key in [*old, *new]:
         if old.get(key) != new.get(key):
             raise ValueError(
@@ -227,12 +227,3 @@ def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
                 "To run this one too, give it another folder with --out; to go on with that one, give what it was begun with"
             )
     return True
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every value of a config by its path, as text: there NaN is NaN, and 1 is neither 1.0 nor true."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{json.dumps(key) if '.' in key else key}")
-    else:
-        yield path, json.dumps(value, sort_keys=True)

@@ -19,9 +19,12 @@ class Followed:
     folder: Path
     about: dict[str, Any] = field(default_factory=dict)  # as in run.json
     row: dict[str, Any] = field(default_factory=dict)  # the last one
+    rows: int = 0  # how many there are, up to `row`
     status: str = ""
     moved: bool = False  # whether anything was written since it is followed
+    begun: float = 0.0  # what was done of it before
     _read: int = 0  # bytes of its rows
+    _resumes: int = 0  # bytes of what says where it was resumed
 
     @property
     def name(self) -> str:
@@ -38,7 +41,7 @@ class Followed:
         if self.status == "finished":
             return 1.0
         epochs = self.epochs
-        if not self.row or not epochs:
+        if not epochs or not {"task", "epoch"} <= self.row.keys():
             return 0.0
         return min(1.0, (sum(epochs[: self.row["task"]]) + self.row["epoch"]) / max(1, sum(epochs)))
 
@@ -62,44 +65,52 @@ class Following:
     ...     [(run.name, row["loss"]) for run, row in following.news()]
     [('fire, seed 0', 2.3)]
 
-    whole: also the rows that were there before.
+    whole: also the rows that were there before, of runs that have not ended.
+    retry: runs that have failed will be tried again; what has ended otherwise is not looked at any more.
     """
 
-    def __init__(self, folders: Iterable[str | Path], *, whole: bool = False) -> None:
+    def __init__(self, folders: Iterable[str | Path], *, whole: bool = False, retry: bool = False) -> None:
         self.runs = [Followed(Path(folder)) for folder in folders]
         for run in self.runs:
-            list(self._news_of(run))
-            run.moved = False
-            if whole:
-                run._read = 0
+            with suppress(OSError, ValueError):
+                self._begin(run, whole)
+        self._going = [run for run in self.runs if not run.ended or (retry and run.status == "failed")]
 
     def news(self) -> Iterator[tuple[Followed, dict[str, Any]]]:
         """What has come since the last call, run by run; `status` and `row` are up to date afterwards."""
-        for run in self.runs:
-            if not run.ended or run.moved is False:
+        for run in list(self._going):
+            # Damaged, or being replaced: whoever writes it, or reads it as a whole, will say so.
+            with suppress(OSError, ValueError):
                 yield from self._news_of(run)
+            if run.ended and run.moved:
+                self._going.remove(run)
+
+    def _begin(self, run: Followed, whole: bool) -> None:
+        if (run.folder / "run.json").exists():
+            run.about, run.status = read_run(run.folder), read_end(run.folder)["status"]
+            self._go_to(run)
+            run.begun, run._resumes = run.done, _size(run.folder / "resumes.jsonl")
+            if whole and not run.ended:
+                run._read, run.rows = 0, 0
 
     def _news_of(self, run: Followed) -> Iterator[tuple[Followed, dict[str, Any]]]:
-        try:
-            if not run.about:
-                if not (run.folder / "run.json").exists():
-                    return
-                run.about, run.moved = read_run(run.folder), True
-            status = read_end(run.folder)["status"]  # before the rows, which are all there when it has ended
-            for row in self._new_rows(run):
-                run.row, run.moved = row, True
-                yield run, row
-        except (OSError, ValueError):  # damaged, or being replaced: whoever writes it, or reads it as a whole, will say so
-            return
-        run.moved |= status != run.status and run.status != ""
+        if not run.about:
+            if not (run.folder / "run.json").exists():
+                return
+            run.about, run.moved = read_run(run.folder), True
+        status = read_end(run.folder)["status"]  # before the rows, which are all there when it has ended
+        for row in self._new_rows(run):
+            run.row, run.moved, run.rows = row, True, run.rows + 1
+            yield run, row
+        run.moved |= status != run.status
         run.status = status
 
     def _new_rows(self, run: Followed) -> Iterator[dict[str, Any]]:
         path = run.folder / "rows.jsonl"
-        size = path.stat().st_size if path.exists() else 0
-        if size < run._read:  # it was resumed: rows behind its checkpoint come again
-            run._read = size
-        if size == run._read:
+        if _size(run.folder / "resumes.jsonl") != run._resumes:  # rows behind its checkpoint come again
+            self._go_back(run)
+        size = _size(path)
+        if size <= run._read:
             return
         with path.open("rb") as file:
             file.seek(run._read)
@@ -107,5 +118,27 @@ class Following:
         whole = data[: data.rfind(b"\n") + 1]
         run._read += len(whole)
         for line in whole.splitlines():
-            with suppress(ValueError):  # of a log that was cut and grew again in between, the first line may be half of one
-                yield json.loads(line)
+            yield json.loads(line)
+
+    def _go_back(self, run: Followed) -> None:
+        """To where it was resumed."""
+        resumes = run.folder / "resumes.jsonl"
+        whole = resumes.read_bytes().rpartition(b"\n")[0].splitlines()
+        if whole:
+            run._resumes = _size(resumes)
+            self._go_to(run, json.loads(whole[-1])["rows"])
+            run.begun, run.moved = min(run.begun, run.done), True
+
+    def _go_to(self, run: Followed, count: int | None = None) -> None:
+        """Behind so many rows, or all that are there: only the last of them is parsed."""
+        path = run.folder / "rows.jsonl"
+        lines = (path.read_bytes() if path.exists() else b"").split(b"\n")[:-1][:count]
+        run._read, run.rows = sum(len(line) + 1 for line in lines), len(lines)
+        run.row = json.loads(lines[-1]) if lines else {}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

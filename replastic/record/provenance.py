@@ -40,11 +40,11 @@ def provenance() -> dict[str, Any]:
         "gpus": torch.cuda.device_count(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
-        "command": _command(),
+        "command": command(),
     }
 
 
-def _command() -> list[str]:
+def command() -> list[str]:
     """As it was typed: the program's name, without the folder that it lies in, and its arguments."""
     program = Path(sys.argv[0]) if sys.argv else Path()
     return [program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]]

@@ -53,7 +53,8 @@ def _interval(one: Summary) -> tuple[float, float, float]:
 
 def centre_for(study: Study) -> Centre:
     """What curves show: the interquartile mean if every arm has seeds enough for one."""
-    return "interquartile mean" if min(map(len, study.arms.values())) >= ENOUGH else "mean"
+    finished = [sum(run.status == "finished" for run in runs.values()) for runs in study.arms.values()]
+    return "interquartile mean" if min(finished) >= ENOUGH else "mean"
 
 
 def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:

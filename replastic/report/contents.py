@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..record import Run
+from ..record.files import leaves
 from .accuracy import accuracy, after_boundaries, other_figures
 from .comparison import Compared, centre_for, compare, comparison_table
 from .cost import cost
 from .curves import can_smooth, curves, odd
 from .estimates import ENOUGH, Centre
-from .gathering import Study
+from .gathering import Study, plain_arms
 from .items import Arm, Bars, Chapter, Chart, Table
 from .measured import measured, spectra
 from .sensitivity import sensitivity, set_aside
@@ -125,6 +126,9 @@ def _cautions(
         yield "Some runs were made with code that had changes since its commit."
     for name, (count, reason) in _not_measured(study).items():
         yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, as in: {reason}"
+    others = [arm for arm in plain_arms(study.arms) if arm != study.baseline]
+    if study.baseline is not None and others:
+        yield f"{study.baseline} is compared with; no method acts in {', '.join(others)} either: --baseline chooses another."
     if study.baseline is None:
         yield "No arm trains plainly, so there is nothing to compare with: name one with --baseline."
     if aside:
@@ -160,19 +164,11 @@ def _differing(runs: Iterable[Run], parts: Sequence[str]) -> Iterator[tuple[str,
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for part in parts:
-            for path, value in _leaves(run.config.get(part), part):
+            for path, value in leaves(run.config.get(part), part):
                 found.setdefault(path, {})[value] = None
     for path, values in found.items():
         if len(values) > 1:
             yield path, list(values)
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}")
-    else:
-        yield path, json.dumps(value)
 
 
 def _runs_table(study: Study) -> Table:

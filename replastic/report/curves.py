@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..extras import needed
 from ..record import Run
 from .estimates import Centre, estimate
 from .gathering import Study
@@ -87,8 +88,7 @@ def _line(curve: Curve, kind: Centre, smooth: int) -> Line:
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
     """Each seed's values by a Savitzky-Golay filter of second order; stretches that are shorter stay as they are."""
-    from scipy.signal import savgol_filter
-
+    savgol_filter = needed("scipy.signal", "report", "smoothing").savgol_filter
     window, result = odd(window), values.copy()
     for row in result:
         ends = np.flatnonzero(np.diff(np.isfinite(row), prepend=False, append=False))

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ..extras import needed
+
 Centre = Literal["mean", "interquartile mean"]
 ENOUGH = 5  # seeds for an interquartile mean: of four, it would be the mean of two
 _DRAWS = 2000  # of the bootstrap: its own error is then a tenth of the interval's width or less
@@ -84,7 +86,7 @@ class Difference(NamedTuple):
 
 def paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference:
     """Arms of a seed start with the same weights and see the same data, so seeds are compared one by one."""
-    from scipy import stats
+    stats = needed("scipy.stats", "report", "a comparison")
 
     seeds = sorted(set(arm) & set(baseline))
     one, other = (np.array([of[seed] for seed in seeds]) for of in (arm, baseline))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..extras import needed
 from ..record.files import write_whole
 from .figure_bars import draw_bars
 from .figure_chart import draw_chart
@@ -63,10 +64,7 @@ def draw(item: Chart | Bars, arms: Sequence[Arm], folder: Path) -> list[Path]:
     Both are 8 inches wide. Drawn again from the same numbers they are the same, byte for byte, whatever the user's settings
     of matplotlib are. In the SVG file text is text; in the PNG file letters that DejaVu Sans lacks are boxes.
     """
-    try:
-        import matplotlib
-    except ImportError as problem:
-        raise ImportError('figures need matplotlib: pip install "replastic[report]"') from problem
+    matplotlib = needed("matplotlib", "report", "a figure")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +77,14 @@ def _checked(run: Run) -> Run:
     return run
 
 
+def plain_arms(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
+    """Arms in which no method acts, those first that are trained as most arms are: others change the training instead."""
+    trained = {arm: json.dumps(next(iter(runs.values())).config.get("training")) for arm, runs in arms.items()}
+    common = Counter(trained.values())
+    plain = [arm for arm, runs in arms.items() if not any(run.config.get("methods") for run in runs.values())]
+    return sorted(plain, key=lambda arm: -common[trained[arm]])
+
+
 def _study(name: str, runs: Sequence[Run], metric: str | None, baseline: str | None) -> Study:
     arms: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -88,8 +98,8 @@ def _study(name: str, runs: Sequence[Run], metric: str | None, baseline: str | N
             )
         there[run.seed] = run
     about = runs[0].about
-    plain = [arm for arm, there in arms.items() if not any(run.config.get("methods") for run in there.values())]
     if baseline not in arms:
+        plain = plain_arms(arms)
         baseline = plain[0] if plain else None
     ordered = dict(sorted(arms.items(), key=lambda item: item[0] != baseline))  # the rest as their folders are sorted
     ordered = {arm: dict(sorted(there.items())) for arm, there in ordered.items()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..extras import needed
 from ..record import Run
 from .accuracy import chart_or_bars
 from .curves import Moment, points_of
@@ -64,8 +65,7 @@ def _in_epochs(study: Study, name: str) -> bool:
 
 def _correlations(study: Study, names: Sequence[str]) -> list[Table]:
     """Whether a measure before a task says how well it will be learnt, over all arms, seeds and tasks."""
-    from scipy.stats import rankdata
-
+    rankdata = needed("scipy.stats", "report", "a correlation").rankdata
     rows = []
     for name in names:
         pairs = [pair for run in study.runs for pair in _pairs(run, name, study.metric)]

@@ -92,8 +92,13 @@ def summary_lines(out: str | Path) -> list[str]:
         studies, problems = gather([out])
     except OptionError as problem:  # training is done by now, and a table is no reason to fail
         return [str(problem)]
-    lines = [line for study in studies for line in ["", *summary_table(summarise(study))]][1:]
-    return [*lines, *(f"not read: {problem}" for problem in problems)]
+    lines: list[str] = []
+    for study in studies:
+        try:
+            lines += ["", *summary_table(summarise(study))]
+        except ValueError as problem:
+            lines += ["", str(problem)]
+    return [*lines[1:], *(f"not read: {problem}" for problem in problems)]
 
 
 def summary_table(found: Sequence[Summary]) -> list[str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from .. import __version__
+from ..extras import needed
 from ..options import OptionError
 from ..record.files import write_whole
+from ..record.provenance import command
 from .contents import chapter
 from .estimates import Centre
 from .figures import draw
@@ -39,6 +40,8 @@ def report(
     centre: of curves, "mean" or "interquartile mean"; else the latter if every arm has five seeds or more.
     smooth: curves by a Savitzky-Golay filter over so many points, and labelled so; 0: not. Tables never are.
     """
+    for package in ("matplotlib", "scipy"):
+        needed(package, "report", "a report")
     if smooth and smooth < 3:
         raise OptionError(f"--smooth {smooth}: give 3 points or more, or 0")
     place = Path(out)
@@ -55,7 +58,7 @@ def report(
     made = [
         ("Made", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")),
         ("With", f"replastic {__version__}"),
-        ("By", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        ("By", shlex.join(command())),
     ]
     path = place / "index.html"
     write_whole(path, page(Contents(title, chapters, made, problems), files).encode())
