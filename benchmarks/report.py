@@ -69,7 +69,7 @@ def measured(rounds: int) -> dict[str, Any]:
         for number in range(rounds):
             parsing.append(seconds_to_parse(out))
             start = time.perf_counter()
-            page, _ = report(out, Path(folder) / f"page-{number}")
+            page = report(out, Path(folder) / f"page-{number}").page
             times.append(time.perf_counter() - start)
             print(f"report {times[-1]:.1f} s; parsing alone {parsing[-1]:.1f} s")
         size = page.stat().st_size / 1e6

@@ -23,7 +23,7 @@ ASSETS = ROOT / "docs/assets"
 def rendered(text: str) -> str:
     """README.md with the table."""
     before, _, rest = text.partition("<!-- quick -->\n")
-    table = "\n".join(["```text", *summary_lines(RECORDS), "```"])
+    table = "\n".join(["```text", *summary_lines(RECORDS)[0], "```"])
     return before + "<!-- quick -->\n" + table + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
 
 

@@ -117,7 +117,8 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
     try:
         return parse(table, folder=path.parent)
     except OptionError as problem:
-        raise OptionError(f"{path}: {problem}") from problem
+        changed = "".join(f" --set {change}" for change in changes)
+        raise OptionError(f"{path}{' with' * bool(changed)}{changed}: {problem}") from problem
 
 
 def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
@@ -159,6 +160,8 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
 def _measures(given: Any) -> tuple[Measuring, ...]:
     """One [measures], or several [[measures]] at moments of their own."""
     tables = given if isinstance(given, list) else [given]
+    if not all(isinstance(one, Mapping) for one in tables):
+        raise OptionError(f'measures = {given!r}: write [measures], and below it names = ["dormant_fraction"]')
     return tuple(made(Measuring, _table(one, "[measures]"), "[measures]") for one in tables)
 
 
@@ -210,7 +213,9 @@ def _method(entry: Table, where: str, folder: str | Path) -> tuple[str, Table, O
     except (TypeError, ValueError) as problem:
         raise OptionError(f"{where}: {problem}") from problem
     if not all(isinstance(one, Method) for one in (built if isinstance(built, list) else [built])):
-        raise OptionError(f"{where} name = {name!r} gives {type(built).__name__} {built!r}: name a subclass of replastic.Method")
+        raise OptionError(
+            f"{where} name = {name!r} gives {type(built).__name__} {built!r}: name a subclass of replastic.Method"
+        )
     return name, settings, code
 
 

@@ -149,8 +149,8 @@ def runs_of(experiment: Experiment) -> list[RunSpec]:
 
 
 def slug(name: str) -> str:
-    """A name as a folder's: of characters that file systems take everywhere."""
-    return re.sub(r"[^A-Za-z0-9._=,+-]+", "-", name).strip("-.") or "arm"
+    """A name as a folder's: letters and digits of any script, and a few signs."""
+    return re.sub(r"[^\w.=,+-]+", "-", name).strip("-.") or "arm"
 
 
 def first_task_of(run: RunSpec) -> RunSpec:

@@ -1,5 +1,6 @@
 """The command line as people use it: what it says, what it leaves, and its exit codes."""
 
+import io
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+import replastic
 from replastic.cli import main
 from replastic.cli.commands import ALL
 from replastic.config import parse
@@ -83,11 +86,13 @@ def test_sweep_exits_with_1_and_names_what_failed(tmp_path: Path, capsys: Any) -
     assert f"{folder} and 1 more: failed: ValueError: Expected more than 1 value" in said  # one reason, once
     assert "Traceback (most" not in said
     assert "--retry goes on with what has failed" in said
+    assert main(["run", str(tmp_path / "e.toml"), "--out", str(tmp_path / "out"), "--traceback"]) == 1
+    assert "Traceback (most" in capsys.readouterr().out
 
 
 def test_run_says_once_what_keeps_all_runs_from_being_built(tmp_path: Path, capsys: Any) -> None:
     write_toml(tmp_path / "e.toml", tiny({"base": {}, "L2": {"name": "l2"}}, metric="full_accuracy"))
-    assert main(["run", str(tmp_path / "e.toml"), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 1
+    assert main(["run", str(tmp_path / "e.toml"), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("metric = 'full_accuracy': did you mean 'online_accuracy'?") == 1
     assert "and 3 more: not opened" in captured.out
@@ -281,8 +286,49 @@ sys.exit("torch" in sys.modules)
 # results
 
 
+def test_the_version_is_said() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"replastic {replastic.__version__}\n")
+
+
+def test_nobody_who_reads_the_output_is_no_failure(tmp_path: Path) -> None:
+    write_runs(parse(tiny()), tmp_path / "out", _rows)
+    process = started("compare", str(tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate()
+    assert (process.returncode, said) == (141, b"")
+
+
+def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path: Path, capsys: Any) -> None:
+    write_runs(parse(tiny()), tmp_path / "out", _rows)
+    damaged = tmp_path / "out" / "base" / "seed-1" / "rows.jsonl"
+    damaged.write_text("{")
+    for arguments in (["compare"], ["report", "-o", str(tmp_path / "page")]):
+        assert main([*arguments, str(tmp_path / "out")]) == 1
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"not read: {damaged} is damaged")
+        assert "delete the folder of the run and run it anew" in captured.err
+        assert "FIRE" in captured.out
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_runs(parse(tiny({"base": {}, "FIRE!": {"name": "fire"}})), tmp_path / "out", _rows)
+    shown = {}
+    for width in (60, 200):
+        screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+        monkeypatch.setattr("replastic.cli.console.console", lambda screen=screen: screen)
+        monkeypatch.setattr("replastic.cli.looking.console", lambda screen=screen: screen)
+        assert main(["compare", str(tmp_path / "out")]) == 0
+        shown[width] = screen.file.getvalue()  # type: ignore[attr-defined]
+        assert max(map(len, shown[width].splitlines())) <= width
+    assert "its low" in shown[200]
+    assert "its low" not in shown[60]
+    assert "difference" in shown[60]
+
+
 def _rows(run: Any) -> list[dict[str, Any]]:
-    accuracy = 0.5 + 0.1 * run.seed + 0.01 * len(run.arm)
+    accuracy = 0.5 + 0.1 * run.seed + 0.01 * len(run.arm) * run.seed
     return [{"task": 0, "epoch": 1, "step": 1, "validation_accuracy": accuracy, "test_accuracy": accuracy - 0.1}]
 
 
@@ -304,7 +350,7 @@ def test_compare_prints_arms_with_n_spread_and_a_paired_test(tmp_path: Path, cap
     title, head, first, second, note = capsys.readouterr().out.splitlines()
     assert title == "tiny: validation_accuracy"
     assert "difference" in head
-    assert first.split()[:4] == ["FIRE!", "0.700", "0.700", "0.071"]
+    assert first.split()[:4] == ["FIRE!", "0.725", "0.725", "0.106"]
     assert second.split()[0] == "base"
     assert "paired t-test" in note
     assert main(["compare", str(tmp_path / "out"), "--metric", "tset_accuracy"]) == 2
@@ -451,6 +497,10 @@ def test_a_new_method_overwrites_nothing(tmp_path: Path, capsys: Any) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["test_halve.py"]
     assert main(["new-method", "2fast", "--folder", str(tmp_path)]) == 2
     assert main(["new-method", "class", "--folder", str(tmp_path)]) == 2
+    assert main(["new-method", "numpy", "--folder", str(tmp_path)]) == 2
+    assert "there is a module 'numpy' already" in capsys.readouterr().err
+    assert main(["new-method", "fine", "--folder", str(tmp_path / "test_halve.py")]) == 2
+    assert "is a file: give a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -469,7 +519,8 @@ def test_a_method_of_ones_own_that_is_not_there_is_an_error(
     name: str, said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = "dict = dict\ndef number(rate):\n    return 1\nimport replastic as rp\nclass Yours(rp.Method):\n    def after_step(self, learner): ...\n"
+    own = "import replastic as rp\nclass Yours(rp.Method):\n    def after_step(self, learner): ...\n"
+    own = "dict = dict\ndef number(rate):\n    return 1\n" + own
     (tmp_path / "there.py").write_text("from dataclasses import dataclass\n" + own.replace("class", "@dataclass\nclass"))
     (tmp_path / "broken.py").write_text("1 / 0")
     write_toml(tmp_path / "e.toml", tiny({"mine": {"name": name, "rate": 1}}, seeds=[1]))

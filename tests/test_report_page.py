@@ -427,6 +427,30 @@ def test_a_phone_has_no_page_to_scroll_sideways(browser: Any, tmp_path: Path) ->
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_the_table_of_results_fits_on_paper(browser: Any, tmp_path: Path) -> None:
+    columns = [
+        "arm",
+        "first 10 tasks",
+        "last 10 tasks",
+        "±",
+        "low",
+        "high",
+        "IQM",
+        "n",
+        "difference",
+        "its low",
+        "its high",
+        "p",
+    ]
+    rows = [[f"arm {number}", *[-0.1234] * (len(columns) - 1)] for number in range(9)]
+    table = Table("final", "How it ended", "Means.", "Results", columns, rows, [None, *[3] * (len(columns) - 1)])
+    path = tmp_path / "report.html"
+    path.write_text(page(Contents("wide", [Chapter("wide", "", "", [], [table])]), {}), encoding="utf-8")
+    with Seen(browser, path, viewport={"width": 720, "height": 1000}) as seen:
+        seen.page.emulate_media(media="print")
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 720
+
+
 @pytest.mark.parametrize("name", HOSTILE[:6])
 def test_a_browser_sees_hostile_names_as_text(browser: Any, tmp_path: Path, name: str) -> None:
     path = tmp_path / "report.html"

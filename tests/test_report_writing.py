@@ -63,7 +63,7 @@ def cells(path: Path) -> list[list[str]]:
 
 def test_a_report_is_a_page_with_figures_and_tables_that_it_links_to(tmp_path: Path) -> None:
     write(tmp_path / "runs", *study())
-    path, says = report(tmp_path / "runs", tmp_path / "new" / "out")
+    path, says, _ = report(tmp_path / "runs", tmp_path / "new" / "out")
     assert path == tmp_path / "new" / "out" / "index.html"
     (sentence,) = says
     assert sentence.startswith("study: ")
@@ -79,9 +79,9 @@ def test_a_report_is_a_page_with_figures_and_tables_that_it_links_to(tmp_path: P
 
 def test_reports_are_made_again_into_the_same_folder_and_say_the_same(tmp_path: Path) -> None:
     write(tmp_path / "runs", *study())
-    path, first = report([tmp_path / "runs"], tmp_path / "out")
+    path, first, _ = report([tmp_path / "runs"], tmp_path / "out")
     before = {one.name: one.read_bytes() for one in (path.parent / "tables").iterdir()}
-    path, second = report([tmp_path / "runs"], tmp_path / "out")
+    path, second, _ = report([tmp_path / "runs"], tmp_path / "out")
     assert first == second
     assert before == {one.name: one.read_bytes() for one in (path.parent / "tables").iterdir()}
     assert not list(tmp_path.rglob("*.part"))
@@ -107,7 +107,7 @@ def test_several_experiments_are_chapters_whose_files_are_told_apart(tmp_path: P
     names = ["Warm start", "warm-start!", "実験", "実験 二"]
     for name in names:
         write(tmp_path / "runs" / str(names.index(name)), *study(name, arms=("base",)))
-    path, says = report([tmp_path / "runs" / str(number) for number in range(4)], tmp_path / "out")
+    path, says, _ = report([tmp_path / "runs" / str(number) for number in range(4)], tmp_path / "out")
     assert [sentence.split(": ")[0] for sentence in says] == names
     page = read(path)
     assert all(name in page.words for name in names)
@@ -125,7 +125,7 @@ def test_grids_whose_names_are_alike_do_not_overwrite_each_other(tmp_path: Path)
         for rate in (0.1, 0.2)
     ]
     write(tmp_path / "runs", *runs)
-    path, _ = report(tmp_path / "runs", tmp_path / "out")
+    path, _, _ = report(tmp_path / "runs", tmp_path / "out")
     drawn = sorted(one.name for one in (path.parent / "figures").glob("sensitivity*.svg"))
     assert drawn == ["sensitivity-redo-rate-2.svg", "sensitivity-redo-rate.svg"]
     assert {f"figures/{name}" for name in drawn} <= set(read(path).links)
@@ -135,7 +135,7 @@ def test_a_damaged_record_is_named_and_the_rest_is_reported(tmp_path: Path) -> N
     places = write(tmp_path / "runs", *study())
     (places[0] / "rows.jsonl").write_text("not a row\n")
     (places[1] / "run.json").write_text("{}")
-    path, _ = report(tmp_path / "runs", tmp_path / "out")
+    path, _, _ = report(tmp_path / "runs", tmp_path / "out")
     words = read(path).words
     assert str(places[0]) in words
     assert str(places[1]) in words
@@ -157,7 +157,7 @@ def test_runs_that_go_on_or_were_stopped_are_reported_as_far_as_they_went(tmp_pa
     places = write(tmp_path / "runs", *runs)
     with (places[1] / "rows.jsonl").open("a") as rows:
         rows.write('{"task": 9, "ep')  # it is being written
-    path, (sentence,) = report(tmp_path / "runs", tmp_path / "out")
+    path, (sentence,), _ = report(tmp_path / "runs", tmp_path / "out")
     assert "0.200 (n = 1; 1 started)" in sentence
     words = read(path).words
     assert "Not finished: 2 started, 1 diverged, 1 failed." in words
@@ -168,14 +168,14 @@ def test_runs_that_go_on_or_were_stopped_are_reported_as_far_as_they_went(tmp_pa
 
 def test_nothing_finished_is_a_report_too(tmp_path: Path) -> None:
     write(tmp_path / "runs", run_of("base", 1, [], status="started"))
-    path, says = report(tmp_path / "runs", tmp_path / "out")
+    path, says, _ = report(tmp_path / "runs", tmp_path / "out")
     assert says == ["study: No run has finished yet."]
     assert "No run has finished yet." in read(path).words
 
 
 def test_one_seed_has_no_bands_and_no_test(tmp_path: Path) -> None:
     write(tmp_path / "runs", *(run_of(arm, 1, rows_of([0.1, 0.2, 0.3])) for arm in ("base", "FIRE")))
-    path, (sentence,) = report(tmp_path / "runs", tmp_path / "out")
+    path, (sentence,), _ = report(tmp_path / "runs", tmp_path / "out")
     assert sentence.endswith("(n = 1). FIRE has 0.300 (n = 1).")
     head, *rows = cells(path.parent / "tables" / "final.csv")
     assert not {"p", "95 % low", "± over seeds"} & set(head)
@@ -208,7 +208,7 @@ def test_hostile_names_are_words_and_nothing_else(tmp_path: Path) -> None:
             row["measures"] = {name: 1.0, f"{name}/0": 1.0}
         runs.append(run)
     write(tmp_path / "runs", *runs)
-    path, (sentence,) = report(tmp_path / "runs", tmp_path / "hostile" / "out")
+    path, (sentence,), _ = report(tmp_path / "runs", tmp_path / "hostile" / "out")
     assert sentence.startswith(f"{HOSTILE[0]}: ")
     page = read(path)
     assert set(page.tags) == set(before)  # nothing of a name became a tag
@@ -220,8 +220,8 @@ def test_hostile_names_are_words_and_nothing_else(tmp_path: Path) -> None:
 
 def test_smoothing_is_on_request_labelled_and_not_in_tables(tmp_path: Path) -> None:
     write(tmp_path / "runs", *study(tasks=12))
-    plain, _ = report(tmp_path / "runs", tmp_path / "plain")
-    smooth, _ = report(tmp_path / "runs", tmp_path / "smooth", smooth=4)
+    plain, _, _ = report(tmp_path / "runs", tmp_path / "plain")
+    smooth, _, _ = report(tmp_path / "runs", tmp_path / "smooth", smooth=4)
     assert "smooth" not in read(plain).words.lower()
     words = read(smooth).words
     assert "at the end of each task, smoothed" in words
@@ -258,7 +258,7 @@ def test_metric_and_baseline_can_be_chosen(tmp_path: Path) -> None:
         for row in run.rows:
             row["loss"] = 1.0 if run.arm == "base" else 0.5
     write(tmp_path / "runs", *runs)
-    path, (sentence,) = report(tmp_path / "runs", tmp_path / "out", metric="loss", baseline="FIRE")
+    path, (sentence,), _ = report(tmp_path / "runs", tmp_path / "out", metric="loss", baseline="FIRE")
     assert sentence.startswith("study: FIRE has the lowest loss in the last task: 0.500")
     assert "Difference from 'FIRE'" in read(path).words
 
@@ -266,7 +266,26 @@ def test_metric_and_baseline_can_be_chosen(tmp_path: Path) -> None:
 def test_numbers_on_the_page_are_those_of_the_records(tmp_path: Path) -> None:
     """From a row on the disk to the data of a chart."""
     write(tmp_path / "runs", run_of("base", 1, rows_of([0.125, 0.25, 0.5])))
-    path, _ = report(tmp_path / "runs", tmp_path / "out")
+    path, _, _ = report(tmp_path / "runs", tmp_path / "out")
     data = re.findall(r'<script type="application/json">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
     assert any("0.125" in one and "0.25" in one and "0.5" in one for one in data)
     assert all(json.loads(one) for one in data)
+
+
+def test_files_of_a_report_that_was_there_before_do_not_stay_beside_another_one(tmp_path: Path) -> None:
+    write(tmp_path / "many", *(run_of("base", seed, rows_of([[0.1, 0.2]] * 4)) for seed in (1, 2)))
+    write(tmp_path / "one", run_of("base", 1, rows_of([0.1])))
+    report(tmp_path / "many", tmp_path / "out")
+    (tmp_path / "out" / "figures" / "mine.txt").write_text("not the report's")
+    assert (tmp_path / "out" / "figures" / "test-accuracy-end.svg").exists()
+    page, _, _ = report(tmp_path / "one", tmp_path / "out")
+    left = {path.name for folder in ("figures", "tables") for path in (tmp_path / "out" / folder).iterdir()}
+    assert "mine.txt" in left
+    assert "test-accuracy-end.svg" not in left
+    assert all(name in page.read_text() for name in left - {"mine.txt"})
+
+
+def test_a_report_is_not_written_among_the_runs(tmp_path: Path) -> None:
+    write(tmp_path, run_of("base", 1, rows_of([0.1])))
+    with pytest.raises(OptionError, match="holds the runs themselves"):
+        report(tmp_path, tmp_path)

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional, arg
 
@@ -107,10 +107,13 @@ def settings(made: Callable[..., Any]) -> list[tuple[str, str, str]]:
     """Every setting of a method: its name, its default, and the comment behind it in the source."""
     comments = _comments(made)
     signature = inspect.signature(made)
+    hints = get_type_hints(made.__init__ if inspect.isclass(made) else made)
     rows = []
     for name, argument in signature.parameters.items():
         default = "required" if argument.default is argument.empty else repr(argument.default)
-        rows.append((name, default, comments.get(name, "")))
+        choices = get_args(hints.get(name)) if get_origin(hints.get(name)) is Literal else ()
+        said = [comments.get(name, ""), f"one of {', '.join(map(repr, choices))}" if choices else ""]
+        rows.append((name, default, "; ".join(filter(None, said))))
     return rows
 
 

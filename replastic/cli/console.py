@@ -13,14 +13,19 @@ from rich.text import Text
 _current: list[Console] = []  # the one that progress bars are drawn on, while they are
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for `main` to deal with; rich would end the program as if something had failed
+
+
 def console() -> Console:
     """For what was asked for. Made anew each time, as tests and callers may have put another stream in place."""
-    return _current[-1] if _current else Console(file=sys.stdout, highlight=False)
+    return _current[-1] if _current else _Console(file=sys.stdout, highlight=False)
 
 
 def error_console() -> Console:
     """For what went wrong."""
-    return Console(file=sys.stderr, highlight=False)
+    return _Console(file=sys.stderr, highlight=False)
 
 
 class Handler(logging.Handler):
@@ -38,6 +43,18 @@ class Handler(logging.Handler):
 def print_line(text: str) -> None:
     """As it is: nothing in it is markup, and nothing is wrapped, so that scripts can read it."""
     console().print(Text(text), soft_wrap=True)
+
+
+def print_text(text: str) -> None:
+    """A sentence or two, wrapped between words on a terminal."""
+    console().print(Text(text), soft_wrap=not console().is_terminal)
+
+
+def warn_of(problems: Sequence[str]) -> int:
+    """Say which records could not be read; returns the exit code."""
+    for problem in problems:
+        error_console().print(Text(f"not read: {problem}"), soft_wrap=True)
+    return 1 if problems else 0
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:

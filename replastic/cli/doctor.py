@@ -37,7 +37,7 @@ class Doctor(Command):
         print_table(("", ""), [*_versions(), *_devices(), *_places()])
         print_line("")
         if extras := _extras():
-            print_table(("extra", "for", "", "missing"), extras)
+            print_table(("extra", "for", "is", "to get it"), extras)
         else:
             print_line("Which extras are missing is known once it is installed: pip install -e .")
         problems = _problems()
@@ -59,7 +59,7 @@ def _devices() -> list[tuple[str, str]]:
         import torch
     except ImportError:
         return [("cpu", f"{cpus} cores")]
-    rows = [("cpu", f"{cpus} cores, torch uses {torch.get_num_threads()} threads")]
+    rows = [("cpu", f"{cpus} cores, threads of torch: {torch.get_num_threads()}")]
     if not torch.cuda.is_available():
         built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built for the CPU alone"
         return [*rows, ("gpu", f"none; {built}")]

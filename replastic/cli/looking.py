@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
 from ..options import OptionError
 from .command import Command
-from .console import print_line, print_table
+from .console import console, print_line, print_table, print_text, warn_of
+
+if TYPE_CHECKING:
+    from ..report.items import Table
 
 
 @dataclass(kw_only=True)
@@ -45,7 +48,7 @@ class Report(_Runs):
 
         self._check()
         centre = {"auto": None, "mean": "mean", "iqm": "interquartile mean"}[self.centre]
-        path, says = report(
+        made = report(
             self.runs,
             self.out,
             metric=self.metric or None,
@@ -53,10 +56,10 @@ class Report(_Runs):
             centre=centre,  # pyright: ignore[reportArgumentType]
             smooth=self.smooth,
         )
-        for sentence in says:
+        for sentence in made.says:
             print_line(sentence)
-        print_line(f"\nThe page is {path.resolve()}; figures (PNG, SVG) and tables (CSV) lie beside it.")
-        return 0
+        print_line(f"\nThe page is {made.page.resolve()}; figures (PNG, SVG) and tables (CSV) lie beside it.")
+        return warn_of(made.problems)
 
 
 @dataclass(kw_only=True)
@@ -71,18 +74,15 @@ class Compare(_Runs):
 
         self._check()
         studies, problems = gather(self.runs, metric=self.metric or None, baseline=self.baseline or None)
-        for problem in problems:
-            print_line(f"not read: {problem}")
         for number, study in enumerate(studies):
             table = comparison_table(study, compare(study))
             if number:
                 print_line("")
             print_line(f"{study.name}: {study.metric}")
-            numeric = [place for place, digits in enumerate(table.digits) if digits is not None]
-            rows = [[_shown(cell, digits) for cell, digits in zip(row, table.digits, strict=True)] for row in table.rows]
-            print_table(table.columns, rows, right=numeric)
-            print_line(table.note)
-        return 1 if problems else 0
+            columns, rows = _fitting(table)
+            print_table(columns, rows, right=range(1, len(columns) - ("others" in columns)))
+            print_text(table.note)
+        return warn_of(problems)
 
 
 @dataclass(kw_only=True)
@@ -103,6 +103,19 @@ class Best(Command):
             rows.append((name, point, one.figure, f"{one.score:.4f}", _shown(one.spread, 4), str(one.n)))
         print_table(("arm", "best point", "figure", "mean", "deviation", "n"), rows)
         return 0
+
+
+def _fitting(table: Table) -> tuple[list[str], list[list[str]]]:
+    """As text; on a terminal without the columns that it has no room for, least important first."""
+    rows = [[_shown(cell, digits) for cell, digits in zip(row, table.digits, strict=True)] for row in table.rows]
+    columns, screen = list(table.columns), console()
+    for spare in ("IQM", "pairs", "low", "high", "its low", "its high", columns[1]):
+        wide = sum(2 + max(map(len, cells)) for cells in zip(columns, *rows, strict=True))
+        if screen.is_terminal and wide > screen.width and spare in columns:
+            place = columns.index(spare)
+            for cells in (columns, *rows):
+                del cells[place]
+    return columns, rows
 
 
 def _shown(value: str | float | None, digits: int | None) -> str:

@@ -1,6 +1,7 @@
 """What is typed becomes a command, what goes wrong a sentence and an exit code.
 
-Exit codes: 0 all is well; 1 a run failed, diverged or was killed; 2 the input is wrong; 130 Ctrl-C.
+Exit codes: 0 all is well; 1 a run failed, diverged or was killed, or a record cannot be read; 2 the input is wrong; 130
+Ctrl-C; 141 nobody reads the output any more.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Union
 
+from .. import __version__
+
 _NEEDED = 'the command line needs tyro and rich: pip install "replastic[cli]"'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command `replastic`; returns the exit code. Arguments that cannot be parsed are a SystemExit with code 2."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given == ["--version"]:
+        sys.stdout.write(f"replastic {__version__}\n")
+        return 0
     try:
         import rich  # noqa: F401
         import tyro  # noqa: F401
@@ -26,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ..options import OptionError
     from .console import Handler, console, error_console
 
-    command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
+    command = _parsed(given)
     handler = Handler()
     log = logging.getLogger("replastic")
     log.addHandler(handler)
@@ -40,7 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # somebody has piped it into `head`, and Python would complain once more when it ends
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 141
+    except PermissionError as problem:
+        if command.traceback:
+            raise
+        error_console().print(
+            f"replastic {command.name}: {problem.filename} cannot be written, or read: give another folder"
+        )
+        return 2
     except (OptionError, ImportError, OSError, RuntimeError, ValueError) as problem:
         if command.traceback:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -128,8 +129,12 @@ class NewMethod(Command):
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", self.method).lower()
         if not name.isidentifier() or keyword.iskeyword(name):
             raise OptionError(f"{self.method!r} is no name for a Python file: give letters and _, as in soft_reset")
+        if find_spec(name) is not None and not (Path(self.folder) / f"{name}.py").exists():
+            raise OptionError(f"there is a module {name!r} already, which the file would hide: choose another name")
         kind = "".join(part.capitalize() for part in name.split("_"))
         folder = Path(self.folder)
+        if folder.exists() and not folder.is_dir():
+            raise OptionError(f"--folder {folder} is a file: give a folder, which may be new")
         files = {folder / f"{name}.py": _METHOD, folder / f"test_{name}.py": _TEST}
         for path in files:
             if path.exists():

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ _EVERY = 0.3  # seconds from look to look, at least
 _PATIENCE = 20  # times as long as a look took: on a slow disk looking must not be what it is busy with
 _SILENCE = 10.0  # seconds without a line, where there are no bars
 _RUNS = 8  # bars at most
+_WIDE = 100  # columns of a terminal, from which on there is room for the time that has passed
 
 
 class Progress(AbstractContextManager["Progress"]):
@@ -49,6 +50,9 @@ class Progress(AbstractContextManager["Progress"]):
         self._shown = _Bars(metric) if console().is_terminal else _Lines(metric)
 
     def __enter__(self) -> Progress:
+        before = sum(run.ended for run in self._counted)
+        if before:
+            print_line(f"{before} of {len(self._counted)} runs had ended before")
         self._shown.begin(self._counted)
         self._thread.start()
         return self
@@ -69,6 +73,10 @@ class Progress(AbstractContextManager["Progress"]):
             took = time.monotonic() - start
 
     def _look(self) -> None:
+        with suppress(OSError):  # a screen that cannot be written to is no reason to stop training
+            self._look_and_tell()
+
+    def _look_and_tell(self) -> None:
         ended = {id(run) for run in self._following.runs if run.ended and run.moved}
         news = [(replace(run), row) for run, row in self._following.news()]
         self._shown.show([run for run in self._following.runs if run.moved], self._counted)
@@ -95,17 +103,19 @@ class _Lines:
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self._ended: set[int] = set()
+        self._before = 0
         self._last = self._since = time.monotonic()
 
     def begin(self, counted: Sequence[Followed]) -> None:
-        pass
+        self._before = sum(run.ended for run in counted)
 
     def show(self, active: Sequence[Followed], counted: Sequence[Followed]) -> None:
         for run in active:
             if run.ended and id(run) not in self._ended:
                 self._ended.add(id(run))
-                done = sum(one.ended for one in counted)
-                print_line(f"{run.name}: {run.status}{_figure(run, self.metric)} ({done} of {len(counted)} runs)")
+                done = sum(id(one) in self._ended for one in counted)
+                of_all = f" ({self._before + done} of {len(counted)} runs)" if any(run is one for one in counted) else ""
+                print_line(f"{run.name}: {run.status}{_figure(run, self.metric)}{of_all}")
                 self._last = time.monotonic()
         going = [run for run in active if not run.ended and run.row]
         if going and time.monotonic() - self._last > _SILENCE:
@@ -129,12 +139,12 @@ class _Bars:
             bars.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
             bars.TextColumn("{task.fields[place]}", markup=False, table_column=Column(no_wrap=True)),
             bars.TextColumn("{task.fields[figure]}", markup=False, table_column=Column(no_wrap=True)),
-            bars.TimeElapsedColumn(),
             bars.TextColumn("left"),
             bars.TimeRemainingColumn(elapsed_when_finished=False),
         )
         where = console()
-        self._bars = bars.Progress(*columns, console=where, transient=True, expand=True, speed_estimate_period=120)
+        elapsed = [bars.TimeElapsedColumn()] if where.width >= _WIDE else []
+        self._bars = bars.Progress(*columns, *elapsed, console=where, transient=True, expand=True, speed_estimate_period=120)
         self._of: dict[int, bars.TaskID] = {}
         self._told: set[int] = set()
 

@@ -12,7 +12,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from ..options import OptionError
 from .command import Command
-from .console import print_line, print_table
+from .console import print_line, print_table, warn_of
 from .shipped import experiment_file
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ class Run(_Experiment):
             )
         folders = {str(Path(self.out) / folder): status for folder, status in statuses.items()}
         outcomes = [(folder, status, _reason(Path(folder))) for folder, status in folders.items()]
-        _print_problems(outcomes)
-        _print_summary(self.out)
-        return 0 if all(status == "finished" for _, status, _ in outcomes) else 1
+        return _conclude(self.out, outcomes, traceback=self.traceback)
 
 
 @dataclass(kw_only=True)
@@ -123,9 +121,8 @@ class Sweep(_Experiment):
                 options=options,
             )
         _print_outcomes(outcomes)
-        _print_problems([(str(one.folder), one.status, one.reason) for one in outcomes])
-        _print_summary(self.out)
-        return 0 if all(outcome.status == "finished" for outcome in outcomes) else 1
+        ends = [(str(one.folder), one.status, one.reason) for one in outcomes]
+        return _conclude(self.out, ends, traceback=self.traceback)
 
 
 def _reason(folder: Path) -> str:
@@ -138,37 +135,46 @@ def _reason(folder: Path) -> str:
 
 
 def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Per arm how many ended how."""
+    """Per arm how many ended how; first tasks that arms share are no arm."""
     from ..report.summary import counted
 
-    arms = dict.fromkeys(outcome.arm for outcome in outcomes)
+    arms = dict.fromkeys(outcome.arm for outcome in outcomes if not outcome.arm.startswith("first task "))
     rows = [(arm, counted([outcome.status for outcome in outcomes if outcome.arm == arm])) for arm in arms]
     print_table(("arm", "runs"), rows)
     print_line("")
 
 
-def _print_problems(outcomes: Sequence[tuple[str, str, str]]) -> None:
-    """What went wrong, each reason once, with the last line of it."""
+def _conclude(out: str, outcomes: Sequence[tuple[str, str, str]], *, traceback: bool) -> int:
+    """What went wrong, how the arms came out, and the exit code. outcomes: folder, status and reason of each run."""
+    from ..report.summary import summary_lines
+
+    _print_problems(outcomes, traceback=traceback)
+    statuses = {status for _, status, _ in outcomes}
+    if statuses == {"not opened"}:  # nothing was trained: what lies there is of other settings
+        return 2
+    lines, problems = summary_lines(out) if any(Path(out).rglob("run.json")) else ([], [])
+    for line in lines:
+        print_line(line)
+    return max(warn_of(problems), 0 if statuses <= {"finished"} else 1)
+
+
+def _print_problems(outcomes: Sequence[tuple[str, str, str]], *, traceback: bool) -> None:
+    """Each reason once: all of it, or its last line and where in the code that was."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for folder, status, reason in outcomes:
         if status != "finished":
-            last = (reason.strip().splitlines() or [""])[-1]
-            reasons.setdefault((status, last), []).append(folder)
-    for (status, last), folders in reasons.items():
+            reasons.setdefault((status, reason.strip()), []).append(folder)
+    for (status, reason), folders in reasons.items():
         more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
-        print_line(f"{folders[0]}{more}: {status}" + (f": {last}" if last else ""))
+        lines = reason.splitlines() or [""]
+        places = [line.strip() for line in lines if line.strip().startswith("File ")]
+        place = f" ({places[-1]})" if places else ""
+        said = f"\n{reason}" if traceback else f" {lines[-1]}{place}"
+        print_line(f"{folders[0]}{more}: {status}" + (f":{said}" if reason else ""))
     if any(status == "failed" for status, _ in reasons):
-        print_line("Tracebacks are in end.json of each folder; --retry goes on with what has failed.")
+        print_line("--traceback shows where it failed, --retry goes on with what has failed.")
     if reasons:
         print_line("")
-
-
-def _print_summary(out: str) -> None:
-    from ..report.summary import summary_lines
-
-    if Path(out).is_dir() and any(Path(out).rglob("run.json")):
-        for line in summary_lines(out):
-            print_line(line)
 
 
 def _option(text: str) -> tuple[str, Any]:

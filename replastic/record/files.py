@@ -75,7 +75,9 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
         missing = [key for key in keys if key not in content]
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): bring it back from a copy") from error
+        raise ValueError(
+            f"{path} is damaged ({error}): bring it back from a copy, or delete the folder of the run and run it anew"
+        ) from error
     if missing:
         raise ValueError(f"{path} is damaged: it has no {missing[0]!r}. Bring it back from a copy")
     return content

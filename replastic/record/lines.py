@@ -56,7 +56,10 @@ def check_lines(path: Path, data: bytes, noted: Mapping[str, Any], by: str) -> M
     digest = hashlib.sha256(kept)
     if digest.hexdigest() == noted["sha256"]:
         return Mark(noted["lines"], noted["bytes"], digest)
-    says = f"{by} was written when it had {noted['lines']} lines. Nothing was changed: bring the file back from a copy"
+    says = (
+        f"{by} was written when it had {noted['lines']} lines. Nothing was changed: bring the file back from a copy, or "
+        "delete the folder of the run and run it anew"
+    )
     parsed(path, kept[: kept.rfind(b"\n") + 1])
     if len(kept) < noted["bytes"]:
         raise ValueError(f"{path} is damaged: it has {kept.count(10)} whole lines, and {says}")
@@ -70,7 +73,10 @@ def parsed(path: Path, data: bytes) -> list[Any]:
         try:
             rows.append(json.loads(line))
         except ValueError as error:
-            raise ValueError(f"{path} is damaged in line {number} ({error}): bring the file back from a copy") from error
+            raise ValueError(
+                f"{path} is damaged in line {number} ({error}): bring the file back "
+                "from a copy, or delete the folder of the run and run it anew"
+            ) from error
     return rows
 
 

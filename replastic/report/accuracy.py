@@ -113,10 +113,10 @@ def after_boundaries(study: Study, kind: Centre) -> list[Chart | Bars | Table]:
     shown = chart_or_bars(study, study.metric, "start", section, kind, note=note)
     rows = [_drop(arm, runs, study.metric) for arm, runs in study.arms.items()]
     note = (
-        "Means over boundaries and seeds, n in all, of runs that have finished. Lost: from the end of the task before to "
+        "Means over boundaries and seeds of runs that have finished. Lost: from the end of the task before to "
         "right after the boundary. What the baseline loses there is the new data's doing."
     )
-    columns = ("arm", "end of the task before", "right after", "lost", "end of the task", "n")
+    columns = ("arm", "end of the task before", "right after", "lost", "end of the task", "boundaries")
     table = Table(
         "boundaries", "What a boundary costs", note, section, columns,
         [row for row in rows if row is not None], (None, 4, 4, 4, 4, 0),

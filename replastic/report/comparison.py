@@ -65,11 +65,17 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
     columns += [("±", 3), ("low", 3), ("high", 3), ("IQM", 3), ("n", 0)]
     columns += [("difference", 3), ("its low", 3), ("its high", 3), ("p", 3), ("pairs", 0), ("others", None)]
     rows = [_row(one) for one in compared]
-    used = [number for number, _ in enumerate(columns) if any(row[number] is not None for row in rows)]
-    note = (
-        f"{study.metric}; of each task the mean over its last tenth of epochs, five at most; ± is the standard deviation "
-        "over n seeds, low to high the bootstrap's 95 % interval of the mean, IQM the interquartile mean."
-    )
+    paired_alike = all(one.difference is None or one.difference.n == len(one.summary.last) for one in compared)
+    used = [
+        number
+        for number, (name, _) in enumerate(columns)
+        if any(row[number] is not None for row in rows) and not (name == "pairs" and paired_alike)
+    ]
+    note = f"{study.metric}; of each task the mean over its last tenth of epochs, five at most"
+    shown = {columns[number][0] for number in used}
+    note += "; ± is the standard deviation over n seeds" if "±" in shown else ""
+    note += ", low to high the bootstrap's 95 % interval of the mean" if "low" in shown else ""
+    note += ", IQM the interquartile mean." if "IQM" in shown else "."
     if any(one.difference for one in compared):
         note += (
             f" Difference from {study.baseline!r} seed by seed, with the interval and p of a paired t-test; p is adjusted "

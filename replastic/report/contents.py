@@ -73,7 +73,7 @@ def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = (
     if gap is None or math.isnan(differs.p):
         return text + "."
     interval = f"{gap.mean:+.3f}, 95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
-    told = ": not told apart" if gap.p >= _LEVEL else ": told apart by itself, and not among so many arms"
+    told = ": not told apart" if gap.p >= _LEVEL else ": below 0.05 by itself, not after the adjustment"
     told = told if differs.p >= _LEVEL else ""
     p = "p < 0.001" if differs.p < 0.001 else f"p = {differs.p:.3f}"
     tests = sum(not math.isnan(one.p) for one in compared)

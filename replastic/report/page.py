@@ -24,6 +24,7 @@ from .items import Arm, Bars, Chapter, Chart, Contents, Line, Table
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("page_scale.js", "page_drawing.js", "page_chart.js", "page_bars.js", "page_table.js", "page.js")
+GENERATOR = "replastic report"
 _NOTHING = "–"
 _Y_DIGITS, _X_DIGITS = 5, 9  # more than can be seen; steps and examples stay whole
 
@@ -50,6 +51,7 @@ def page(contents: Contents, files: Files) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(css, theme, script)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
+        f'<meta name="generator" content="{GENERATOR}">',
         f"<title>{_e(contents.title)}</title>",
         f"<style>{css}</style>",
         f"<script>{theme}</script>",

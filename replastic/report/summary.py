@@ -86,19 +86,22 @@ def task_ends(run: Run, metric: str) -> list[float]:
     return ends
 
 
-def summary_lines(out: str | Path) -> list[str]:
-    """Lines for people: every arm's first and last tasks, mean and standard deviation over seeds, and how many these are."""
+def summary_lines(out: str | Path) -> tuple[list[str], list[str]]:
+    """Lines for people: every arm's first and last tasks, mean and standard deviation over seeds, and how many these are.
+
+    And what could not be read.
+    """
     try:
         studies, problems = gather([out])
     except OptionError as problem:  # training is done by now, and a table is no reason to fail
-        return [str(problem)]
+        return [], [str(problem)]
     lines: list[str] = []
     for study in studies:
         try:
             lines += ["", *summary_table(summarise(study))]
         except ValueError as problem:
-            lines += ["", str(problem)]
-    return [*lines[1:], *(f"not read: {problem}" for problem in problems)]
+            problems.append(str(problem))
+    return lines[1:], problems
 
 
 def summary_table(found: Sequence[Summary]) -> list[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from .. import __version__
 from ..extras import needed
@@ -20,8 +21,16 @@ from .estimates import Centre
 from .figures import draw
 from .gathering import gather
 from .items import Chapter, Contents, Table
-from .page import page
+from .page import GENERATOR, page
 from .tables import write
+
+
+class Written(NamedTuple):
+    """The page; what it says of each experiment, in a sentence; and which records could not be read."""
+
+    page: Path
+    says: list[str]
+    problems: list[str]
 
 
 def report(
@@ -32,8 +41,8 @@ def report(
     baseline: str | None = None,
     centre: Centre | None = None,
     smooth: int = 0,
-) -> tuple[Path, list[str]]:
-    """Write index.html, figures/ (PNG and SVG) and tables/ (CSV) into a folder; returns the page's path and what it shows.
+) -> Written:
+    """Write index.html, figures/ (PNG and SVG) and tables/ (CSV) into a folder; returns what was made.
 
     folders: where runs were written to; a report may have several experiments.
     metric: what arms are compared by, instead of what their file names. baseline: the arm that others are compared with.
@@ -48,6 +57,8 @@ def report(
     if place.exists() and not place.is_dir():
         raise OptionError(f"-o {out} is no folder: give a folder, which may be new")
     folders = [folders] if isinstance(folders, str | Path) else list(folders)
+    if place.resolve() in {Path(folder).resolve() for folder in folders}:
+        raise OptionError(f"-o {out} holds the runs themselves: give another folder, as in -o {place}-page")
     studies, problems = gather(folders, metric=metric, baseline=baseline)
     chapters = [_named(chapter(study, centre=centre, smooth=smooth)) for study in studies]
     for name in ("figures", "tables"):
@@ -61,8 +72,17 @@ def report(
         ("By", shlex.join(command())),
     ]
     path = place / "index.html"
+    _clear_old_files(path, {place / file for several in files.values() for file, _ in several})
     write_whole(path, page(Contents(title, chapters, made, problems), files).encode())
-    return path, [f"{one.name}: {one.says}" for one in chapters]
+    return Written(path, [f"{one.name}: {one.says}" for one in chapters], problems)
+
+
+def _clear_old_files(page: Path, new: Collection[Path]) -> None:
+    """Delete figures and tables of a report that was here before: beside a new page they would be taken for its own."""
+    if page.exists() and GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:4000]:
+        for pattern in ("figures/*.svg", "figures/*.png", "tables/*.csv"):
+            for old in set(page.parent.glob(pattern)) - set(new):
+                old.unlink()
 
 
 def _named(one: Chapter) -> Chapter:

@@ -70,8 +70,6 @@ def sweep(
     for folder, (_, known) in (entry for wave in waves for entry in wave.items()):
         if known is not None:
             outcomes[folder] = known
-    if outcomes:
-        log.info("%d runs have ended before, or cannot be opened", len(outcomes))
     waiting = [[call for call, known in wave.values() if known is None] for wave in waves]
     if any(waiting):
         with engine:
