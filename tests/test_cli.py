@@ -579,7 +579,9 @@ def test_a_run_that_is_tried_again_is_shown_again(tmp_path: Path, capsys: Any) -
     assert main(given) == 1
     assert "broken, seed 1: failed" not in capsys.readouterr().out
     assert main([*given, "--retry"]) == 1
-    assert "broken, seed 1: failed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "broken, seed 1: failed" in said
+    assert "(1 of 1 runs)" in said
 
 
 def test_a_live_view_that_is_not_installed_is_said_before_anything_is_trained(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_current: list[Console] = []  # the one that progress bars are drawn on, while they are
+with_bars: list[Console] = []  # the one that progress bars are drawn on, while they are
 
 
 class _Console(Console):
@@ -20,7 +20,7 @@ class _Console(Console):
 
 def console() -> Console:
     """For what was asked for. Made anew each time, as tests and callers may have put another stream in place."""
-    return _current[-1] if _current else _Console(file=sys.stdout, highlight=False)
+    return with_bars[-1] if with_bars else _Console(file=sys.stdout, highlight=False)
 
 
 def error_console() -> Console:
@@ -33,7 +33,7 @@ class Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            worse = record.levelno >= logging.WARNING and not _current
+            worse = record.levelno >= logging.WARNING and not with_bars
             where = error_console() if worse else console()
             where.print(Text(record.getMessage()), soft_wrap=True)
         except Exception:

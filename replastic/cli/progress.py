@@ -16,8 +16,7 @@ from rich.table import Column
 
 from ..live import LiveView
 from ..record.following import Followed, Following
-from . import console as consoles
-from .console import console, print_line
+from .console import console, print_line, with_bars
 
 log = logging.getLogger("replastic")
 _EVERY = 0.3  # seconds from look to look, at least
@@ -50,10 +49,10 @@ class Progress(AbstractContextManager["Progress"]):
         self._shown = _Bars(metric) if console().is_terminal else _Lines(metric)
 
     def __enter__(self) -> Progress:
-        before = sum(run.ended for run in self._counted)
+        before = sum(not self._following.follows(run) for run in self._counted)
         if before:
             print_line(f"{before} of {len(self._counted)} runs had ended before")
-        self._shown.begin(self._counted)
+        self._shown.begin(self._counted, before)
         self._thread.start()
         return self
 
@@ -106,8 +105,8 @@ class _Lines:
         self._before = 0
         self._last = self._since = time.monotonic()
 
-    def begin(self, counted: Sequence[Followed]) -> None:
-        self._before = sum(run.ended for run in counted)
+    def begin(self, counted: Sequence[Followed], before: int) -> None:
+        self._before = before
 
     def show(self, active: Sequence[Followed], counted: Sequence[Followed]) -> None:
         for run in active:
@@ -148,8 +147,8 @@ class _Bars:
         self._of: dict[int, bars.TaskID] = {}
         self._told: set[int] = set()
 
-    def begin(self, counted: Sequence[Followed]) -> None:
-        consoles._current.append(self._bars.console)
+    def begin(self, counted: Sequence[Followed], before: int) -> None:
+        with_bars.append(self._bars.console)
         self._all = self._bars.add_task("all runs", total=len(counted), place="", figure="")
         self._bars.update(self._all, completed=sum(map(_behind, counted)))
         self._bars.start()
@@ -172,7 +171,7 @@ class _Bars:
 
     def end(self) -> None:
         self._bars.stop()
-        consoles._current.remove(self._bars.console)
+        with_bars.remove(self._bars.console)
 
 
 def _behind(run: Followed) -> float:

@@ -76,6 +76,10 @@ class Following:
                 self._begin(run, whole)
         self._going = [run for run in self.runs if not run.ended or (retry and run.status == "failed")]
 
+    def follows(self, run: Followed) -> bool:
+        """Whether more may come of it."""
+        return any(run is one for one in self._going)
+
     def news(self) -> Iterator[tuple[Followed, dict[str, Any]]]:
         """What has come since the last call, run by run; `status` and `row` are up to date afterwards."""
         for run in list(self._going):
