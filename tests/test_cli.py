@@ -26,7 +26,7 @@ from replastic.models import MODELS
 from replastic.record import read
 from replastic.streams import PROTOCOLS
 from replastic.sweep.call import plain
-from tests.test_sweep import BROKEN, GRID, NORMED, tiny, write_runs, write_toml
+from tests.test_sweep import BROKEN, GRID, NORMED, hears_ctrl_c, tiny, write_runs, write_toml
 
 COMMAND = [sys.executable, "-m", "replastic"]
 
@@ -47,7 +47,7 @@ def long_file(tmp_path: Path) -> str:
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*COMMAND, *arguments], env=environment, **options)
+    return subprocess.Popen([*COMMAND, *arguments], env=environment, preexec_fn=hears_ctrl_c, **options)
 
 
 def wait_for_rows(folder: Path, count: int) -> None:

@@ -116,6 +116,11 @@ def test_a_failing_run_is_reported_the_others_finish_and_retry_runs_it_again_and
     assert read_run(tmp_path / stuck.folder).rows == read_run(tmp_path / "whole" / stuck.folder).rows
 
 
+def hears_ctrl_c() -> None:
+    """In a new process: where tests run in the background of a shell, it would ignore the signal, as they do."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 LONG = {"victim": {}, "other": {"training": {"learning_rate": 0.01}}}
 
 
@@ -159,7 +164,11 @@ def test_workers_end_with_their_sweep_and_leave_folders_to_go_on_with(how: signa
     write_toml(path, tiny(LONG, epochs=100_000, seeds=[1], **ALONE))
     command = [sys.executable, "-m", "replastic", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"]
     going = subprocess.Popen(
-        [*command, "--device", "cpu", "--engine", "threads=1"], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--device", "cpu", "--engine", "threads=1"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hears_ctrl_c,
     )
     folder = tmp_path / "out" / "victim" / "seed-1"
     wait_for(lambda: (folder / "rows.jsonl").exists() and len((folder / "rows.jsonl").read_bytes()) > 0)
