@@ -163,19 +163,19 @@ def test_workers_end_with_their_sweep_and_leave_folders_to_go_on_with(how: signa
     path = tmp_path / "e.toml"
     write_toml(path, tiny(LONG, epochs=100_000, seeds=[1], **ALONE))
     command = [sys.executable, "-m", "replastic", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"]
-    going = subprocess.Popen(
-        [*command, "--device", "cpu", "--engine", "threads=1"],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=hears_ctrl_c,
-    )
+    arguments = ["--device", "cpu", "--engine", "threads=1"]
     folder = tmp_path / "out" / "victim" / "seed-1"
-    wait_for(lambda: (folder / "rows.jsonl").exists() and len((folder / "rows.jsonl").read_bytes()) > 0)
-    worker = json.loads((folder / "lock").read_text())["pid"]
-    assert worker != going.pid
-    os.kill(going.pid, how)
-    _, said = going.communicate(timeout=30)
+    with subprocess.Popen(
+        [*command, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hears_ctrl_c
+    ) as going:
+        try:
+            wait_for(lambda: (folder / "rows.jsonl").exists() and len((folder / "rows.jsonl").read_bytes()) > 0)
+            worker = json.loads((folder / "lock").read_text())["pid"]
+            assert worker != going.pid
+            os.kill(going.pid, how)
+            _, said = going.communicate(timeout=30)
+        finally:
+            going.kill()  # its workers end with it: whatever fails here, nothing trains on for hours
     assert (going.returncode, said) == ((130, "stopped; the same command goes on\n") if how == signal.SIGINT else (-9, ""))
     wait_for(lambda: not alive(worker))
     with Running(runs_of(read(path))[0], tmp_path / "out").record as record:
