@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from replastic.report import gather
-from replastic.report.accuracy import chart
+from replastic.report.charts import chart
 from replastic.report.contents import chapter
 from replastic.report.figures import draw
 from replastic.report.summary import summary_lines

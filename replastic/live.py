@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Protocol
 
+from .extras import needed
 from .options import OptionError, nearest
 from .record.following import Followed
 
@@ -54,10 +55,9 @@ class TensorBoard:
     """Event files in DIR/tensorboard/<arm>/seed-<seed>: `tensorboard --logdir DIR/tensorboard`."""
 
     def __init__(self, out: Path, experiment: str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as missing:
-            raise ImportError('--live tensorboard needs it: pip install "replastic[live]", or tensorboard') from missing
+        needed("tensorboard", "live", "--live tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._made, self._folder = SummaryWriter, out / "tensorboard"
         self._writers = dict[Path, Any]()
         self._shown = dict[Path, int]()  # how many rows
@@ -85,11 +85,7 @@ class WeightsAndBiases:
     """One W&B run for each run, grouped by arm, in the project of the experiment's name; $WANDB_MODE and the like apply."""
 
     def __init__(self, out: Path, experiment: str) -> None:
-        try:
-            import wandb
-        except ImportError as missing:
-            raise ImportError('--live wandb needs it: pip install "replastic[live]", or wandb') from missing
-        self._wandb, self._out, self._runs = wandb, out, dict[Path, Any]()
+        self._wandb, self._out, self._runs = needed("wandb", "live", "--live wandb"), out, dict[Path, Any]()
         self._sent = dict[Path, int]()  # how many rows
         self._project = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in experiment)[:120]
 

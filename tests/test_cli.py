@@ -414,7 +414,7 @@ def test_doctor_names_versions_devices_and_what_is_missing(capsys: Any, monkeypa
 
     assert torch.__version__ in said
     assert "gpu" in said or "cuda:0" in said
-    monkeypatch.setattr("replastic.cli.doctor._version", lambda name: None if name == "submitit" else "1.0")
+    monkeypatch.setattr("replastic.cli.doctor.version_of", lambda name: None if name == "submitit" else "1.0")
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert 'submitit: pip install "replastic[slurm]"' in said
@@ -589,5 +589,5 @@ def test_a_live_view_that_is_not_installed_is_said_before_anything_is_trained(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert main(["run", file, "-o", str(tmp_path / "out"), "--live", "wandb"]) == 2
-    assert 'pip install "replastic[live]", or wandb' in capsys.readouterr().err
+    assert '--live wandb needs wandb, which is missing: pip install "replastic[live]"' in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,8 @@ import pytest
 from scipy.signal import savgol_filter
 
 from replastic.record import Run
-from replastic.report.accuracy import accuracy, chart, chart_or_bars, other_figures
+from replastic.report.accuracy import accuracy, other_figures
+from replastic.report.charts import chart, chart_or_bars
 from replastic.report.curves import Curve, boundaries, curves, lines, smoothed, thinned
 from replastic.report.items import Bars, Chart
 

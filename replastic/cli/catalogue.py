@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional, arg
@@ -29,50 +31,31 @@ class List(Command):
     """Which kind of thing."""
 
     def __call__(self) -> int:
-        found = _LISTS[self.what]()
-        print_table(("name", ""), sorted(found.items()) if self.what == "measures" else list(found.items()))
+        print_table(("name", ""), list(_listed(self.what).items()))
         return 0
 
 
-def _methods() -> dict[str, str]:
-    from ..methods import METHODS
-
-    return {name: first_sentence(made) for name, made in METHODS.items()}
-
-
-def _measures() -> dict[str, str]:
-    from ..measures import MEASURES
-
-    return {name: str(measure).rstrip(".") for name, measure in MEASURES.items()}
-
-
-def _protocols() -> dict[str, str]:
-    from ..streams import PROTOCOLS
-
-    return {name: first_sentence(made) for name, made in PROTOCOLS.items()}
-
-
-def _models() -> dict[str, str]:
-    from ..models import MODELS
-
-    return {name: first_sentence(made) for name, made in MODELS.items()}
+def _listed(what: What) -> dict[str, str]:
+    """Names, and what is said of each."""
+    if what == "experiments":
+        return _experiments()
+    module, registry = _REGISTRIES[what]
+    known = getattr(import_module(module, __package__), registry)
+    return {name: str(made).rstrip(".") if what == "measures" else first_sentence(made) for name, made in known.items()}
 
 
 def _experiments() -> dict[str, str]:
-    import tomllib
-
     found = shipped()
     if not found:
         raise OptionError("no experiments came with this installation: install replastic from a wheel or a checkout")
     return {name: str(tomllib.loads(path.read_text(encoding="utf-8"))["name"]) for name, path in found.items()}
 
 
-_LISTS: dict[str, Callable[[], dict[str, str]]] = {
-    "methods": _methods,
-    "measures": _measures,
-    "protocols": _protocols,
-    "models": _models,
-    "experiments": _experiments,
+_REGISTRIES = {
+    "methods": ("..methods", "METHODS"),
+    "measures": ("..measures", "MEASURES"),
+    "protocols": ("..streams", "PROTOCOLS"),
+    "models": ("..models", "MODELS"),
 }
 
 

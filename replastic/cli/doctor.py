@@ -6,10 +6,11 @@ import os
 import platform
 import shutil
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import ClassVar
 
+from ..record.provenance import cores, version_of
 from .command import Command
 from .console import print_line, print_table
 from .shipped import experiments_folder
@@ -47,19 +48,18 @@ class Doctor(Command):
 
 
 def _versions() -> list[tuple[str, str]]:
-    own = _version("replastic") or "a checkout that is not installed"
+    own = version_of("replastic") or "a checkout that is not installed"
     names = ("torch", "numpy", "safetensors")
     rows = [("python", platform.python_version()), ("replastic", own)]
-    return rows + [(name, _version(name) or "missing") for name in names]
+    return rows + [(name, version_of(name) or "missing") for name in names]
 
 
 def _devices() -> list[tuple[str, str]]:
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         import torch
     except ImportError:
-        return [("cpu", f"{cpus} cores")]
-    rows = [("cpu", f"{cpus} cores, threads of torch: {torch.get_num_threads()}")]
+        return [("cpu", f"{cores()} cores")]
+    rows = [("cpu", f"{cores()} cores, threads of torch: {torch.get_num_threads()}")]
     if not torch.cuda.is_available():
         built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built for the CPU alone"
         return [*rows, ("gpu", f"none; {built}")]
@@ -90,7 +90,7 @@ def _extras() -> list[tuple[str, str, str, str]]:
     for extra, needed in _needed().items():
         if extra == "dev":
             continue
-        missing = [name for name in needed if _version(name) is None]
+        missing = [name for name in needed if version_of(name) is None]
         hint = f'{", ".join(missing)}: pip install "replastic[{extra}]"' if missing else ""
         rows.append((extra, _FOR.get(extra, ""), "missing" if missing else "there", hint))
     if rows and not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
@@ -130,10 +130,3 @@ def _problems() -> list[str]:
     if not os.access(Path.cwd(), os.W_OK):
         found.append(f"nothing can be written in {Path.cwd()}: give --out a folder elsewhere")
     return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

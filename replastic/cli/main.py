@@ -48,17 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except PermissionError as problem:
-        if command.traceback:
-            raise
-        error_console().print(
-            f"replastic {command.name}: {problem.filename} cannot be written, or read: give another folder"
-        )
-        return 2
     except (OptionError, ImportError, OSError, RuntimeError, ValueError) as problem:
         if command.traceback:
             raise
-        error_console().print(f"replastic {command.name}: {problem}", markup=False, highlight=False, soft_wrap=True)
+        said = str(problem)
+        if isinstance(problem, PermissionError):
+            said = f"{problem.filename} cannot be written, or read: give another folder"
+        error_console().print(f"replastic {command.name}: {said}", markup=False, soft_wrap=True)
         return 2
     finally:
         log.removeHandler(handler)

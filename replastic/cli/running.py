@@ -138,7 +138,7 @@ def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Per arm how many ended how; first tasks that arms share are no arm."""
     from ..report.summary import counted
 
-    arms = dict.fromkeys(outcome.arm for outcome in outcomes if not outcome.arm.startswith("first task "))
+    arms = dict.fromkeys(outcome.arm for outcome in outcomes if not outcome.first_task)
     rows = [(arm, counted([outcome.status for outcome in outcomes if outcome.arm == arm])) for arm in arms]
     print_table(("arm", "runs"), rows)
     print_line("")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
-from ..options import OptionError, nearest
+from ..options import OptionError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -35,6 +36,7 @@ def experiment_file(given: str) -> Path:
         return known[given]
     if path.is_dir():
         raise OptionError(f"{given} is a folder: give a file, as in {given.rstrip('/')}/mine.toml")
-    hint = nearest(given, list(known)).partition(" (")[0] if known else "give the path of a TOML file"
+    alike = get_close_matches(given, known, n=1)
+    hint = f"did you mean {alike[0]!r}?" if alike else "give a TOML file"
     more = "; `replastic list experiments` has those that come along" if known else ""
-    raise OptionError(f"there is no file {given}: {hint if hint.startswith('did you') else 'give a TOML file'}{more}")
+    raise OptionError(f"there is no file {given}: {hint}{more}")

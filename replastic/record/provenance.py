@@ -25,16 +25,16 @@ def provenance() -> dict[str, Any]:
     import torch  # not above: records are read without it
 
     return {
-        "replastic": _version("replastic"),
+        "replastic": version_of("replastic"),
         **_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": _version("numpy"),
-        "safetensors": _version("safetensors"),
+        "numpy": version_of("numpy"),
+        "safetensors": version_of("safetensors"),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu": _cpu(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": cores(),
         "threads": torch.get_num_threads(),
         "gpu": _gpu(),
         "gpus": torch.cuda.device_count(),
@@ -50,7 +50,13 @@ def command() -> list[str]:
     return [program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]]
 
 
-def _version(package: str) -> str | None:
+def cores() -> int:
+    """Of the CPU, those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def version_of(package: str) -> str | None:
+    """Of what is installed; None for what is not."""
     try:
         return version(package)
     except PackageNotFoundError:  # used from a checkout that was never installed

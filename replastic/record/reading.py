@@ -28,6 +28,11 @@ class Run:
     status: str
     reason: str
 
+    @property
+    def is_first_task(self) -> bool:
+        """Whether it is no run of an arm, but a first task that several arms share."""
+        return self.config.get("tasks") is not None
+
 
 def read(folder: str | Path) -> Run:
     """A run, also one that another process is writing: the line that is not whole yet is left out."""

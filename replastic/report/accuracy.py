@@ -6,70 +6,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ..record import Run
-from .curves import Moment, boundaries, can_smooth, curves, lines, odd, thinned
-from .estimates import Centre, estimate
+from .charts import FEW, chart, chart_or_bars
+from .curves import Moment
+from .estimates import Centre
 from .gathering import Study
-from .items import Bar, Bars, Chart, Table
+from .items import Bars, Chart, Table
 from .summary import is_lower_better, task_ends
-
-_FEW = 2  # tasks; over so few there is no curve
-_TITLES: dict[Moment, str] = {
-    "end": "{} at the end of each task",
-    "epoch": "{} in each epoch",
-    "last": "{} in the last task",
-    "start": "{} right after each boundary",
-}
-_LABELS: dict[Moment, str] = {"end": "task", "start": "task", "epoch": "epoch", "last": "epoch of the last task"}
-
-
-def chart(
-    study: Study, figure: str, moment: Moment, section: str, kind: Centre, *, smooth: int = 0, note: str = ""
-) -> Chart | None:  # fmt: skip
-    """A figure over tasks or epochs in every arm; None if no run has it."""
-    found = curves(study, figure, moment)
-    if not found:
-        return None
-    name = figure.removeprefix("measures.")
-    notes = [note] if note else []
-    notes.append(f"Line: {kind} over seeds; band: 95 % bootstrap interval of each point.")
-    smooth = smooth if smooth and can_smooth(found, smooth) else 0
-    if smooth:
-        notes.append(
-            f"Smoothed: each seed by a Savitzky-Golay filter of second order over {odd(smooth)} points, also across "
-            "boundaries; what is shorter is not."
-        )
-    if thinned(found):
-        notes.append("Thinned: not every point is drawn.")
-    return Chart(
-        f"{name}-{moment}".replace("/", "-").replace("_", "-"),
-        _TITLES[moment].format(name) + (", smoothed" if smooth else ""),
-        " ".join(notes),
-        section,
-        _LABELS[moment],
-        name,
-        lines(found, kind, smooth=smooth),
-        whole=True,
-        marks=boundaries(study) if moment == "epoch" else (),
-    )
-
-
-def chart_or_bars(
-    study: Study, figure: str, moment: Moment, section: str, kind: Centre, *, smooth: int = 0, note: str = ""
-) -> Chart | Bars | None:  # fmt: skip
-    """The chart; or, of a figure that was taken at so few places that there is no curve, bars for the last of them."""
-    made = chart(study, figure, moment, section, kind, smooth=smooth, note=note)
-    places = {place for line in made.lines for place in line.x} if made else set()
-    if made is None or len(places) > _FEW:
-        return made
-    last = max(places)
-    bars = []
-    for curve in curves(study, figure, moment):
-        at = estimate(curve.values[:, curve.x == last], kind)
-        if at.n.size and at.n[0]:
-            bars.append(Bar(curve.arm, float(at.y[0]), float(at.low[0]), float(at.high[0]), int(at.n[0])))
-    when = {"start": "right after the boundary of task", "end": "at the end of task"}.get(moment, "in epoch")
-    note = f"{note} Bar: {kind} over seeds; whisker: 95 % bootstrap interval.".strip()
-    return Bars(made.name, f"{made.y_label} {when} {last:g}", note, section, made.y_label, bars)
 
 
 def accuracy(study: Study, kind: Centre, smooth: int) -> list[Chart]:
@@ -91,10 +33,10 @@ def other_figures(study: Study, kind: Centre, smooth: int) -> list[Chart]:
 def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) -> list[Chart]:
     """Over tasks if there are several; over epochs if tasks were tested more than once; of two, the second also alone."""
     tasks = max((row["task"] + 1 for run in study.runs for row in run.rows[-1:]), default=0)
-    moments: list[Moment] = ["end"] if tasks > _FEW else []
+    moments: list[Moment] = ["end"] if tasks > FEW else []
     if not moments or _is_tested_often(study, figure, tasks):
         moments.append("epoch")
-    if tasks == _FEW and _is_tested_often(study, figure, tasks):
+    if tasks == FEW and _is_tested_often(study, figure, tasks):
         moments.append("last")
     found = (chart(study, figure, moment, section, kind, smooth=smooth) for moment in moments)
     return [one for one in found if one is not None]

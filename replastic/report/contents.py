@@ -18,8 +18,9 @@ from .curves import can_smooth, curves, odd
 from .estimates import ENOUGH, Centre
 from .gathering import Study, plain_arms
 from .items import Arm, Bars, Chapter, Chart, Table
-from .measured import measured, spectra
+from .measured import measured
 from .sensitivity import sensitivity, set_aside
+from .spectra import spectra
 from .summary import counted, is_lower_better
 
 _FIXED = ("data", "model", "protocol", "measures")  # of a configuration: what all arms of an experiment have in common
@@ -88,7 +89,7 @@ def _with_spread(one: Compared) -> str:
 
 
 def _cautions(
-    study: Study, *, smooth: int, aside: Mapping[str, str], not_chosen: Mapping[str, str]
+    study: Study, *, smooth: int, aside: Collection[str], not_chosen: Mapping[str, str]
 ) -> Iterator[str]:  # fmt: skip
     finished = [sum(run.status == "finished" for run in runs.values()) for runs in study.arms.values()]
     fewest = min(filter(None, finished), default=0)  # arms that nothing has finished of are in no table

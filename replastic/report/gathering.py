@@ -50,7 +50,7 @@ def gather(
     studies: dict[str, list[Run]] = {}
     for run in runs.values():
         studies.setdefault(run.about.get("name", "runs"), []).append(run)
-    known = {run.arm for run in runs.values() if run.config.get("tasks") is None}
+    known = {run.arm for run in runs.values() if not run.is_first_task}
     if baseline is not None and baseline not in known:
         raise OptionError(f"--baseline {baseline!r}: {nearest(baseline, sorted(known))}")
     found = [_study(name, several, metric, baseline) for name, several in studies.items()]
@@ -88,7 +88,7 @@ def plain_arms(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
 def _study(name: str, runs: Sequence[Run], metric: str | None, baseline: str | None) -> Study:
     arms: dict[str, dict[int, Run]] = {}
     for run in runs:
-        if run.config.get("tasks") is not None:
+        if run.is_first_task:
             continue
         there = arms.setdefault(run.arm, {})
         if run.seed in there:
@@ -103,5 +103,5 @@ def _study(name: str, runs: Sequence[Run], metric: str | None, baseline: str | N
         baseline = plain[0] if plain else None
     ordered = dict(sorted(arms.items(), key=lambda item: item[0] != baseline))  # the rest as their folders are sorted
     ordered = {arm: dict(sorted(there.items())) for arm, there in ordered.items()}
-    shared = [run for run in runs if run.config.get("tasks") is not None]
+    shared = [run for run in runs if run.is_first_task]
     return Study(name, about.get("about", ""), metric or about.get("metric", "test_accuracy"), ordered, baseline, shared)

@@ -53,19 +53,19 @@ def grids(study: Study) -> dict[str, dict[str, Mapping[str, Any]]]:
     return found
 
 
-def set_aside(study: Study) -> tuple[dict[str, str], dict[str, str]]:
-    """Arms that need not be looked at first: points of a grid that are not its best on validation images, and which is.
+def set_aside(study: Study) -> tuple[set[str], dict[str, str]]:
+    """Arms that need not be looked at first: points of a grid that are not its best on validation images.
 
     Also, by grid, why none of its points could be chosen: then none is better than another.
     """
-    aside, reasons = dict[str, str](), dict[str, str]()
+    aside, reasons = set[str](), dict[str, str]()
     for grid, points in grids(study).items():
         try:
             chosen = best_points([run for arm in points for run in study.arms[arm].values()], study.metric)[grid].arm
         except OptionError as reason:
             reasons[grid] = str(reason)
         else:
-            aside |= {arm: chosen for arm in points if arm != chosen}
+            aside |= set(points) - {chosen}
     return aside, reasons
 
 

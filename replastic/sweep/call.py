@@ -56,7 +56,7 @@ class Call:
 
     def outcome(self, status: str, reason: str = "") -> Outcome:
         run = self.run
-        return Outcome(Path(self.out) / run.folder, run.arm, run.seed, status, reason)
+        return Outcome(Path(self.out) / run.folder, run.arm, run.seed, status, reason, self.first_task)
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Outcome:
     seed: int
     status: str
     reason: str = ""
+    first_task: bool = False  # one that several arms share
 
 
 def perform(text: str) -> str:

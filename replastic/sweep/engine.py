@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -22,11 +21,6 @@ class Engine(AbstractContextManager["Engine"], Protocol):
         A run that dies takes nobody with it: its outcome is "killed".
         """
         ...
-
-
-def cores() -> int:
-    """Of the CPU, those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_engine_options(on: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:

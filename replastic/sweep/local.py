@@ -16,8 +16,9 @@ from queue import Empty, SimpleQueue
 import torch
 
 from ..options import OptionError
+from ..record.provenance import cores
 from .call import Call, Outcome, killed, outcome_from
-from .engine import Engine, cores
+from .engine import Engine
 
 _PATIENCE = 10  # seconds for a thread to notice that its worker is gone
 _PACKAGES = Path(__file__).resolve().parents[2]  # where workers find this package, installed or not

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..extras import needed
 from ..options import OptionError
 from .call import Call, Outcome, killed, outcome_from, perform
 from .engine import Engine, check_dealt_device, check_engine_options
@@ -84,9 +85,5 @@ class OnRay(Engine):
 
 
 def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as problem:
-        raise ImportError('on="ray" needs Ray, which is missing: pip install "replastic[ray]"') from problem
-    return ray
+    needed("ray.exceptions", "ray", 'on="ray"')
+    return needed("ray", "ray", 'on="ray"')

@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 import torch
 
+from ..extras import needed
 from ..options import OptionError
+from ..record.provenance import cores
 from .call import Call, Outcome, killed, outcome_from, perform
-from .engine import Engine, check_dealt_device, check_engine_options, cores
+from .engine import Engine, check_dealt_device, check_engine_options
 
 _OPTIONS = {  # ours, and submitit's name for each
     "time": (int, "timeout_min"),
@@ -119,9 +121,5 @@ class Job:
 
 
 def _import_submitit() -> Any:
-    try:
-        import submitit
-        import submitit.core.utils
-    except ImportError as problem:
-        raise ImportError('on="slurm" needs submitit, which is missing: pip install "replastic[slurm]"') from problem
-    return submitit
+    needed("submitit.core.utils", "slurm", 'on="slurm"')
+    return needed("submitit", "slurm", 'on="slurm"')
