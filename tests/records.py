@@ -9,6 +9,7 @@ from typing import Any
 from replastic.record import Record, Run
 from replastic.record.files import read_json, write_json
 from replastic.report import Study
+from replastic.report.items import Table
 
 Row = dict[str, Any]
 
@@ -70,3 +71,16 @@ def write(out: Path, *runs: Run) -> list[Path]:
         write_json(place / "run.json", {**read_json(place / "run.json"), "provenance": run.provenance})
         places.append(place)
     return places
+
+
+FIVE = {1: 0.50, 2: 0.52, 3: 0.49, 4: 0.51, 5: 0.53}
+
+
+def arm_of(arm: str, lift: float = 0.0, seeds: dict[int, float] | None = None, **given: Any) -> list[Run]:
+    """A run a seed that ends with these values; an arm that is better is so by another amount in each."""
+    values = FIVE if seeds is None else seeds
+    return [run_of(arm, seed, rows_of([value + lift * (1 + 0.01 * seed)]), **given) for seed, value in values.items()]
+
+
+def table_of(items: list[Any], name: str) -> Table:
+    return next(item for item in items if isinstance(item, Table) and item.name == name)

@@ -212,6 +212,14 @@ def test_names_that_would_share_a_folder_are_an_error() -> None:
         runs_of(experiment(arms={"S&P": {}, "S P": {}}))
 
 
+def test_letters_of_any_script_tell_folders_apart() -> None:
+    assert [run.folder.parts[0] for run in runs_of(experiment(arms={"α": {}, "β": {}, "S&P": {}}, seeds=[1]))] == [
+        "α",
+        "β",
+        "S-P",
+    ]
+
+
 @pytest.mark.parametrize("name", ["../up", "a/b", "..", ".hidden", "con: x", "tab\tname", "", "&&&"])
 def test_no_name_leaves_its_folder(name: str) -> None:
     folder = Path(slug(name))

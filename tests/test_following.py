@@ -1,14 +1,8 @@
 """Following runs: every row once, while somebody else writes them."""
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
 
 from replastic.cli.progress import _duration, _Lines
-from replastic.live import WeightsAndBiases, scalars
 from replastic.record import Record
 from replastic.record.following import Following
 
@@ -105,32 +99,6 @@ def test_a_run_that_failed_is_followed_again_only_if_it_is_tried_again(tmp_path:
     assert again.runs[0].status == "finished"
 
 
-def test_weights_and_biases_gets_each_row_once_also_when_a_run_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Fake(SimpleNamespace):
-        def log(self, row: dict[str, Any], step: int) -> None:
-            self.logged.append((step, row["step"]))
-            self.step = step + 1
-
-        def finish(self) -> None: ...
-
-    kept = Fake(step=0, logged=[])
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: kept))  # type: ignore[arg-type]
-    for rows in ([10, 20, 30], [20, 30, 40]):  # the second time from the checkpoint behind the first row
-        following, view = Following([tmp_path], whole=True), WeightsAndBiases(tmp_path, "x")
-        with opened(tmp_path) as record:
-            if record.status != "new":
-                record.resume()
-            for number, step in enumerate(rows):
-                record.add({"task": 0, "epoch": number, "step": step})
-                for run, row in following.news():
-                    view.row(run, row)
-                if step == 10:
-                    record.save({"step": 1}, {"x": 1})
-    assert kept.logged == [(0, 10), (1, 20), (2, 30), (3, 40)]
-
-
 def test_a_damaged_record_does_not_stop_those_who_follow_others(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "run.json").write_text("{")
@@ -159,8 +127,3 @@ def test_without_a_terminal_ends_are_lines_and_silence_is_broken(tmp_path: Path,
 
 def test_durations_are_as_people_say_them() -> None:
     assert [_duration(seconds) for seconds in (4.4, 75, 3700)] == ["4 s", "1 min 15 s", "1 h 1 min"]
-
-
-def test_only_finite_numbers_are_drawn_live() -> None:
-    row = {"task": 0, "step": 3, "loss": float("nan"), "name": "part", "measures": {"srank": 4, "not_measured": {"x": "y"}}}
-    assert scalars(row) == {"task": 0.0, "measures/srank": 4.0}

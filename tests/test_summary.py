@@ -111,3 +111,10 @@ def test_first_tasks_alone_are_nothing_to_report_yet(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="nothing yet but first tasks that arms share"):
         gather([tmp_path])
     assert summary_lines(tmp_path)[0] == []
+
+
+def test_a_run_without_the_metric_is_a_problem_and_not_the_end_of_a_command(tmp_path: Path) -> None:
+    write(tmp_path, run_of("base", 1, rows_of([0.5], "online_accuracy")))
+    lines, (problem,) = summary_lines(tmp_path)
+    assert lines == []
+    assert "has no 'test_accuracy': give one of online_accuracy" in problem
