@@ -202,7 +202,7 @@ def measure(key: str, rounds: int) -> dict[str, Any]:
     result = summary(MODELS[key][0], seconds, {name: peak_of(key, name) for name in METHODS})
     for name, report in reports.items():
         if isinstance(report, rp.FireReport):
-            result["methods"][name]["redone"] = sum(figures.redone for figures in report.account.figures())
+            result["methods"][name]["redone"] = sum(figures.redone for figures in report.figures())
     return result
 
 

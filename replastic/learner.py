@@ -51,7 +51,7 @@ class Learner:
     build: makes a newly initialised model. Without it `fresh()` calls every layer's reset_parameters, which knows nothing of
         what the model's constructor did after: another initialisation, tied weights.
     initial: the run's first weights, as a copied state dict, if the model has been trained since. None: the weights it has
-        now.
+        now. False: they are not kept, for large models whose methods do not ask for them.
     example: an input for `find_units`, for models whose code cannot be traced.
     seed: of all randomness of the methods. The order of the data does not depend on it.
     """
@@ -64,7 +64,7 @@ class Learner:
         methods: Method | Iterable[Any] = (),
         loss: Callable[[Any, Any], Tensor] | None = None,
         build: Callable[[], nn.Module] | None = None,
-        initial: Mapping[str, Tensor] | None = None,
+        initial: Mapping[str, Tensor] | Literal[False] | None = None,
         example: Example | None = None,
         seed: int = 0,
     ) -> None:
@@ -78,7 +78,7 @@ class Learner:
         self.methods = flat_list(methods)
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.initial = first_weights(model, initial)
+        self.initial = {} if initial is False else first_weights(model, initial)
         self.batch: Batch | None = None
         self.task: Task | None = None
         self.task_number = 0
@@ -127,7 +127,8 @@ class Learner:
         self._optimizer = optimizer
         for stepped in several(optimizer):
             stepped.register_step_post_hook(self._saw_a_step)
-        for old in several(replaced) if replaced is not None else []:
+        gone = several(replaced) if replaced is not None else []
+        for old in (old for old in gone if all(old is not kept for kept in several(optimizer))):
             old.register_step_pre_hook(refuse_step)
 
     def _saw_a_step(self, *arguments: object) -> None:
@@ -234,7 +235,7 @@ class Learner:
         if name not in self.initial:
             raise KeyError(
                 f"{name!r} is not among the run's first weights: the model was changed since, or Learner(initial=...) is of "
-                "another model"
+                "another model, or False"
             )
         return self.initial[name]
 

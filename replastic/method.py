@@ -26,6 +26,7 @@ class Method:
     capturable: `after_step` and `penalty` may be part of a captured CUDA graph: fixed shapes, no branch on data.
     needs_task: `at_boundary` cannot do without the task.
     tree_may_change: it goes on rightly when another method changes the model's modules, as Plasticity Injection does.
+    needs_first: it may ask for the run's first weights. Where no method does, a loop need not keep a copy of the model.
     """
 
     from_task: int = field(default=0, kw_only=True)
@@ -34,6 +35,7 @@ class Method:
     capturable: ClassVar[bool] = False
     tree_may_change: ClassVar[bool] = False
     needs_task: ClassVar[bool] = False
+    needs_first: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -23,9 +23,11 @@ _ZERO_AT_START = {
     "row_var",  # Adafactor
     "col_var",
     "variance",
+    "exp_avg_sq_row",  # Hugging Face's Adafactor
+    "exp_avg_sq_col",
 }
 # State of the parameter as a whole, and what it starts from.
-_COUNTERS = {"step": 0, "mu_product": 1}  # mu_product: NAdam
+_COUNTERS = {"step": 0, "mu_product": 1, "RMS": 0}  # NAdam; Hugging Face's Adafactor
 
 
 @torch.no_grad()

@@ -58,15 +58,15 @@ def unfold(model: nn.Module, where: Where, *, frozen: bool = False) -> tuple[lis
         parameters.setdefault(id(weight.parameter), weight.parameter)
         at = list(parameters).index(id(weight.parameter))
         layer = original(model.get_submodule(weight.name.partition(":")[0].rpartition(".")[0]))
-        unfolded.append(_convolution(at, weight, layer) if isinstance(layer, _ConvNd) else _as_stored(at, weight))
+        unfolded.append(unfolded_weight(weight, layer, at))
     return list(parameters.values()), unfolded
 
 
-def _as_stored(at: int, weight: WeightMatrix) -> Unfolded:
-    return Unfolded(at, weight.name, weight.layout.view, weight.layout.out_axes, weight.layout.in_axes)
+def unfolded_weight(weight: WeightMatrix, layer: nn.Module, at: int = 0) -> Unfolded:
+    """How to see one weight of a layer; `at`: which of several parameters it is of."""
+    if not isinstance(layer, _ConvNd):
+        return Unfolded(at, weight.name, weight.layout.view, weight.layout.out_axes, weight.layout.in_axes)
 
-
-def _convolution(at: int, weight: WeightMatrix, layer: _ConvNd) -> Unfolded:
     def view(tensor: Tensor) -> Tensor:
         """(groups, out, in, *kernel), groups only if there are several"""
         grouped = tensor.unflatten(0, (layer.groups, -1)) if layer.groups > 1 else tensor

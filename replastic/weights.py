@@ -65,7 +65,11 @@ def select(model: nn.Module, where: Where = "everything", *, frozen: bool = Fals
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
-    found = take_inventory(model, frozen=frozen)
+    return choose(take_inventory(model, frozen=frozen), where)
+
+
+def choose(found: Inventory, where: Where) -> Selection:
+    """The same, of an inventory that was taken already."""
     asks = list(where) if isinstance(where, Iterable) and not isinstance(where, str) else [where]
     tests = [_test(ask, found) for ask in asks]
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import replastic as rp
 from replastic.learner import Learner
 from replastic.method import Method
+from replastic.optim import Together
 from replastic.task import Batch, Task
 from tests.zoo import ZOO, Animal
 
@@ -486,3 +487,23 @@ def test_fire_waits_for_its_task_and_wrong_options_raise_when_it_is_made() -> No
     for wrong in wrongs:
         with pytest.raises((ValueError, TypeError)):
             rp.FIRE(**wrong)
+
+
+def test_an_optimiser_that_stays_when_another_is_replaced_can_be_stepped() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    stays, goes, comes = (torch.optim.SGD(model[at].parameters(), lr=0.1) for at in (0, 1, 1))
+    learner = Learner(model, [stays, goes], methods=rp.L2())
+    learner.optimizer = Together([stays, comes])
+    model(torch.randn(4, 3)).sum().backward()
+    stays.step()
+    comes.step()
+    with pytest.raises(RuntimeError, match="put another optimiser in the place"):
+        goes.step()
+
+
+def test_first_weights_that_were_not_kept_are_said_to_be_missing() -> None:
+    model = nn.Linear(3, 2)
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.L2(), initial=False)
+    assert not learner.initial
+    with pytest.raises(KeyError, match="or False"):
+        learner.first("weight")

@@ -249,3 +249,29 @@ def test_a_method_runs_in_float64(name: str) -> None:
         loss = learner.step(inputs.double(), targets)
     assert math.isfinite(loss.item())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+
+
+def _flat(methods: Any) -> list[Method]:
+    return methods if isinstance(methods, list) else [methods]
+
+
+def _needs_first(case: Case) -> bool:
+    return any(method.needs_first for method in _flat(case.make()))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not _needs_first(case)])
+def test_a_method_that_says_so_does_without_the_first_weights(name: str) -> None:
+    methods = _flat(CASES[name].make())
+    kept, dropped = (Run(ZOO["resnet"], []) for _ in range(2))
+    kept.with_methods(CASES[name].make()).until(TASKS * STEPS)
+    optimizer = OPTIMIZERS["adam"](dropped.model)
+    dropped.learner = rp.Learner(dropped.model, optimizer, methods=methods, build=ZOO["resnet"].build, initial=False)
+    dropped.until(TASKS * STEPS)
+    for mine, other in zip(dropped.model.parameters(), kept.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_methods_that_leave_the_first_weights_alone_say_so() -> None:
+    free = {name for name, case in CASES.items() if not _needs_first(case)}
+    assert {"fire", "l2", "cbp", "redo", "snr", "er", "l2_er", "dash", "parseval", "spectral"} <= free
+    assert "l2_init" not in free

@@ -25,6 +25,7 @@ from torch.optim import (
     Rprop,
     SparseAdam,
 )
+from transformers.optimization import Adafactor as HuggingFaceAdafactor
 
 from replastic.optim import check_clearable, clear_state_
 
@@ -40,6 +41,7 @@ CLEARABLE: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "AdamW amsgrad": (AdamW, {"amsgrad": True}),
     "NAdam": (NAdam, {}),
     "Adafactor": (Adafactor, {}),
+    "Adafactor of Transformers": (HuggingFaceAdafactor, {"relative_step": False, "beta1": 0.9}),
     "AdamW foreach": (AdamW, {"foreach": True}),
     "AdamW fused": (AdamW, {"fused": True}),
     "AdamW capturable": (AdamW, {"capturable": True}),

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ class CBP(Method):
     rate: float = 1e-4  # ρ: fraction of the mature units that is replaced in each step
     maturity: int = 1000  # m: steps in which a new unit is safe
     decay: float = 0.99  # η of the utility
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -115,6 +115,7 @@ class DASH(Method):
     clear_state: bool = False
     needs_task: ClassVar[bool] = True
     tree_may_change: ClassVar[bool] = True
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

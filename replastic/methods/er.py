@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,7 @@ class ER(Method):
     every: int = 100  # U, in steps: 100 for permuted MNIST (batches of one), 12 for ImageNet, 5 for CIFAR
     layers: Literal["all"] | int | Sequence[str] = "all"  # 2 for CNN and ResNet: the last two dense layers
     _tap: Tap | None = field(default=None, init=False, repr=False, compare=False)
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

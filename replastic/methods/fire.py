@@ -25,7 +25,7 @@ Departures from the released code, each for a reason:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -42,7 +42,7 @@ from ..linalg.polar_factor import PolarOptions, RankPolicy
 from ..linalg.products import Precision
 from ..method import Method
 from ..optim import as_list, check_clearable, clear_state_, holds
-from ..projection import Account, Figures, project_
+from ..projection import Figures, project_
 from ..task import Task
 from ..weights import LeftAlone, Selection, Where, select
 
@@ -69,13 +69,13 @@ class FireReport:
     options: PolarOptions
     names: tuple[str, ...]
     other_names: tuple[tuple[str, ...], ...]  # of the same tensors
-    account: Account
+    figures: Callable[[], list[Figures]]
     left_alone: tuple[LeftAlone, ...]
 
     @cached_property
     def layers(self) -> tuple[LayerReport, ...]:
         """One entry for each weight, in the model's order."""
-        rows = zip(self.names, self.other_names, self.account.figures(), strict=True)
+        rows = zip(self.names, self.other_names, self.figures(), strict=True)
         return tuple(_layer_report(name, others, figures, self.options) for name, others, figures in rows)
 
     def __str__(self) -> str:
@@ -133,9 +133,14 @@ def fire_(
     account = project_(selection.chosen, options, budget)
     for holder, parameter, index in to_clear:
         clear_state_(holder, parameter, index)
+    return fire_report(options, selection, account.figures)
+
+
+def fire_report(options: PolarOptions, selection: Selection, figures: Callable[[], list[Figures]]) -> FireReport:
+    """What was done to a selection; `figures` is asked once somebody reads it."""
     names = tuple(weight.name for weight in selection.chosen)
     others = tuple((*weight.also_named, *filter(None, [weight.tied_to])) for weight in selection.chosen)
-    return FireReport(options, names, others, account, selection.left_alone)
+    return FireReport(options, names, others, figures, selection.left_alone)
 
 
 @dataclass
@@ -148,6 +153,7 @@ class FIRE(Method):
     coefficients: str | Coefficients = "cubic"
     clear_state: bool = True  # forget the optimiser's momenta of the changed weights
     tree_may_change: ClassVar[bool] = True
+    needs_first: ClassVar[bool] = False
     report: FireReport | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

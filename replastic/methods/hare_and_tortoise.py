@@ -61,6 +61,7 @@ class HareAndTortoise(Method):
     decay: float = 0.999  # d: how much of the tortoise stays in each step
     period: int = 2000  # steps from one reset of the hare to the next
     tree_may_change: ClassVar[bool] = True
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

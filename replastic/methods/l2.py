@@ -80,6 +80,7 @@ class L2(Method):
     strength: float = 1e-3  # λ; 1e-3 in L2-ER, 1e-2 to 1e-5 in Soft Weight Rescaling
     capturable: ClassVar[bool] = True
     tree_may_change: ClassVar[bool] = True
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -92,6 +92,7 @@ class Parseval(Method):
     scale: float = 1.0  # s: the squared length of rows
     where: Where = "everything"
     capturable: ClassVar[bool] = True
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

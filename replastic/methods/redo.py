@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ class ReDo(Method):
 
     threshold: float = 0.1  # τ: 0 recycles only units that are silent
     period: int = 1000  # steps of the optimiser
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

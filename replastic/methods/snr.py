@@ -22,6 +22,7 @@ Departures from released code, each for a reason:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ class SNR(Method):
     longest: int = 80  # steps: no silence longer than this is waited for
     update_every: int = 16  # steps between two readings of the histogram
     _counts: LateCounts | None = field(default=None, init=False, repr=False, compare=False)
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

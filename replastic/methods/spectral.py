@@ -110,6 +110,7 @@ class SpectralRegularisation(Method):
     iterations: int = 1  # of power iteration, each step
     where: Where = "everything"
     capturable: ClassVar[bool] = True
+    needs_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
