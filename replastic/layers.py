@@ -61,7 +61,7 @@ FUSED: dict[str, tuple[str, ...]] = {
     "Wqkv": ATTENTION,  # MPT, ModernBERT
     "W_pack": ATTENTION,  # Baichuan
     "c_attn": ATTENTION,  # GPT-2, nanoGPT, Qwen
-    "query_key_value": ATTENTION,  # GPT-NeoX, BLOOM: interleaved by head
+    "query_key_value": ATTENTION,  # GPT-NeoX, BLOOM, Persimmon: interleaved by head
     "kv": ("key", "value"),
     "to_kv": ("key", "value"),
     "kv_proj": ("key", "value"),
@@ -178,19 +178,20 @@ def _parts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> tuple[
         if rest:
             raise UnknownLayout(f"is a fused projection with {out} rows for {heads} query and {kv_heads} key heads")
         return names, [heads * each, kv_heads * each, kv_heads * each]
-    # Equal parts need a reason: the width of the input or of the heads. Being a multiple of three is none.
+    # Equal parts need a reason: the width of the input, of the heads or of the output. Being a multiple of three is none.
     width = (heads or 0) * (_number(parent, "head_dim", "dim_head") or 0)
+    widths = (into, width, _number(parent, "dim_out"))  # dim_out: of SAM 2, where a stage widens inside attention
     always = names == _GATED or last_name in ("to_qkv", "to_kv")
-    if out % len(names) or not (always or out // len(names) in (into, width)):
+    if out % len(names) or not (always or out // len(names) in widths):
         raise UnknownLayout(f"is a fused {out} x {into} projection that is not {len(names)} equal parts")
     return names, [out // len(names)] * len(names)
 
 
 def _interleaved(layer: nn.Module, parent: nn.Module | None) -> list[Layout]:
-    """GPT-NeoX and BLOOM store, for each head, its query, key and value rows: (heads, 3, head size, in)."""
+    """GPT-NeoX, BLOOM and Persimmon store, for each head, its query, key and value rows: (heads, 3, head size, in)."""
     heads = _heads(parent)[0] or 0
     out, _ = _out_and_in(layer)
-    known = any(family in type(parent).__name__ for family in ("NeoX", "Bloom"))
+    known = any(family in type(parent).__name__ for family in ("NeoX", "Bloom", "Persimmon"))
     if not known or not heads or out % (3 * heads):
         raise UnknownLayout(f"is the query_key_value of {type(parent).__name__}, whose order of rows is not known")
     return [

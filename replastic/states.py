@@ -26,8 +26,7 @@ def reinitialised(model: nn.Module) -> nn.Module:
         for parameter in filter(Tensor.is_floating_point, fresh.parameters()):
             parameter.fill_(torch.nan)  # what is still NaN in the end was not initialised by anything
         fresh.apply(_reset_parameters)  # children first, as when it was built: attention sets biases of layers inside it
-        if callable(getattr(fresh, "_init_weights", None)):  # Hugging Face's models know their own law
-            fresh.apply(fresh._init_weights)  # pyright: ignore
+        _apply_own_laws(fresh, None)
         left = [name for name, parameter in fresh.named_parameters() if parameter.isnan().any()]
     if left:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
@@ -36,6 +35,17 @@ def reinitialised(model: nn.Module) -> nn.Module:
             "makes the model, as in Learner(model, optimizer, build=lambda: MyModel())"
         )
     return fresh
+
+
+def _apply_own_laws(module: nn.Module, law: Callable[[nn.Module], object] | None) -> None:
+    """Hugging Face's models know their own law, `_init_weights` of a module; of models within models the inner one holds."""
+    own = getattr(module, "_init_weights", None)
+    if hasattr(module, "config") and hasattr(module, "base_model_prefix") and callable(own):  # others call other things so
+        law = own
+    for child in module.children():
+        _apply_own_laws(child, law)
+    if law is not None:
+        law(module)
 
 
 def _reset_parameters(module: nn.Module) -> None:

@@ -81,7 +81,7 @@ def choose(found: Inventory, where: Where) -> Selection:
     if any(callable(ask) for ask in asks):  # a predicate cannot be asked about what is no matrix
         wanted = [*found.skipped, *found.broken]
     left_alone = [LeftAlone(weight.name, weight.shape, weight.reason) for weight in wanted]
-    left_alone += _unasked_embeddings(asks, found, chosen)
+    left_alone += _unasked_embeddings(asks, found, chosen, wanted)
     if not chosen:
         raise ValueError(_nothing(where, left_alone, found))
     _check_no_overlap(chosen)
@@ -124,17 +124,24 @@ def _forms(weight: WeightMatrix | Unavailable) -> list[str]:
     return [*_names(weight), *wholes, *(whole.rpartition(".")[0] for whole in wholes)]
 
 
-def _unasked_embeddings(asks: Sequence[object], found: Inventory, chosen: list[WeightMatrix]) -> list[LeftAlone]:
+def _unasked_embeddings(
+    asks: Sequence[object], found: Inventory, chosen: list[WeightMatrix], wanted: list[Unavailable]
+) -> list[LeftAlone]:
     """Where linear layers were meant, or a glob covers an embedding, leaving that alone is worth a line."""
 
-    def meant(ask: object, weight: WeightMatrix) -> bool:
+    def meant(ask: object, weight: WeightMatrix | Unavailable) -> bool:
         if not isinstance(ask, str):
             return False
         rule = PRESETS.get(ask.removeprefix("preset:"))
         return rule[1]("linear", None) if rule else any(fnmatch.fnmatchcase(form, ask) for form in _forms(weight))
 
     taken = {weight.memory for weight in chosen}
-    return [
+    frozen = [
+        LeftAlone(weight.name, weight.shape, weight.reason)
+        for weight in found.skipped
+        if weight.kind == "embedding" and weight not in wanted and any(meant(ask, weight) for ask in asks)
+    ]
+    return frozen + [
         LeftAlone(
             weight.name,
             tuple(weight.parameter.shape),

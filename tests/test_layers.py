@@ -237,9 +237,15 @@ FUSED = {
     "grouped queries": lambda: Fused(
         "qkv_proj", linear(8, 32), lambda y: y.split([16, 8, 8], dim=-1), num_heads=4, num_key_value_heads=2
     ),
+    "SAM 2, a stage that widens": lambda: Fused(
+        "qkv", linear(8, 48), lambda y: y.unflatten(-1, (3, 2, 8)).unbind(-3), num_attention_heads=2, dim_out=16
+    ),
     "keys and values": lambda: Fused("kv", linear(8, 16), lambda y: (y[..., :0], *y.chunk(2, dim=-1))),
     "GPT-NeoX": lambda: hugging_face("GPTNeoX", **SMALL),
     "BLOOM": lambda: hugging_face("Bloom", **SMALL),
+    "Persimmon": lambda: hugging_face(
+        "Persimmon", **SMALL | {"hidden_size": 32}, qk_layernorm=False
+    ),  # a norm would hide what is doubled
     "GPT-2": lambda: hugging_face("GPT2", **GPT2_LIKE),
     "Phi-3": lambda: hugging_face("Phi3", **SMALL, num_key_value_heads=2),
 }
@@ -254,7 +260,7 @@ DOUBTFUL = {  # a name that is in the table, and rows that are not dealt out as 
     "a diffusion model's 1x1 convolution, by head": lambda: Fused(
         "qkv", nn.Conv2d(8, 24, 1, bias=False), lambda y: cut_by_head(2)(tokens(y)), num_heads=2
     ),
-    "Persimmon, by head": lambda: Fused("query_key_value", linear(8, 24), cut_by_head(2), num_heads=2),
+    "a query_key_value of nobody we know": lambda: Fused("query_key_value", linear(8, 24), cut_by_head(2), num_heads=2),
     "rows that do not divide": lambda: Fused("qkv", linear(8, 20), lambda y: y.split([12, 4, 4], dim=-1)),
     "c_attn of grouped queries": lambda: Fused("c_attn", linear(8, 12), lambda y: y.split([8, 2, 2], dim=-1), n_head=4),
     "rows that do not fit the heads": lambda: Fused(

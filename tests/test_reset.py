@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from replastic.learner import Learner
 from replastic.methods.reset import FullReset, LayerReset, head_layers, layer_tensors, reset_
+from replastic.states import reinitialised
 from tests.zoo import ZOO, Animal
 
 
@@ -253,3 +254,40 @@ def test_a_reset_leaves_the_global_random_state_alone() -> None:
     state = torch.get_rng_state()
     learner.begin()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_model_within_a_model_is_drawn_by_its_own_law_and_strangers_of_that_name_are_not_called() -> None:
+    class Inner(nn.Module):
+        base_model_prefix, config = "inner", object()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def _init_weights(self, module: nn.Module) -> None:
+            if isinstance(module, nn.Linear):
+                nn.init.constant_(module.weight, 2)
+
+    class Outer(Inner):
+        base_model_prefix = "outer"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def _init_weights(self, module: nn.Module) -> None:
+            if isinstance(module, nn.Linear):
+                nn.init.constant_(module.weight, 1)
+
+    class Stranger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def _init_weights(self) -> None:  # torchvision's MaxViT has one without arguments
+            raise AssertionError("called")
+
+    fresh = reinitialised(Outer())
+    assert (fresh.layer.weight == 1).all()
+    assert (fresh.inner.layer.weight == 2).all()
+    assert reinitialised(Stranger()).layer.weight.isfinite().all()

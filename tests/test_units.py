@@ -465,3 +465,15 @@ def test_squeezed_and_excited_units_are_read_behind_their_gate() -> None:
 def test_units_are_found_before_there_are_weights() -> None:
     with torch.device("meta"):
         assert sizes(find_units(MLP(6, [7, 5], 3))) == CASES["mlp"].units
+
+
+def test_parts_of_computed_sizes_are_followed_where_a_run_shows_them() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        left, right = torch.split(F.relu(m.a(x)), (x.shape[-1], x.shape[-1]), dim=-1)
+        return m.c(F.relu(m.b(left + right)))
+
+    model = code(forward, a=nn.Linear(6, 12), b=nn.Linear(6, 5), c=nn.Linear(5, 2))()
+    symbolic = find_units(model)
+    assert [group.name for group in symbolic.groups] == ["b"]
+    assert "computed" in symbolic.left_out["a"]
+    assert find_units(model, torch.randn(3, 6)).groups[-1].name == "b"

@@ -112,7 +112,7 @@ def test_embeddings_are_listed_when_everything_was_asked_for() -> None:
         (Small(), "decoder.*", ValueError, "it has 12, such as conv.weight.*where='everything'"),
         (Small(), [], ValueError, "where='everything'"),
         (Small(), lambda weight: False, ValueError, "where='everything'"),
-        (Small().requires_grad_(False), "linears", ValueError, "frozen.* and 5 more"),
+        (Small().requires_grad_(False), "linears", ValueError, "frozen.* and 6 more"),
         (nn.Sequential(nn.Linear(2, 2)), "convolutions", ValueError, r"0\.weight.*where='everything'"),
         (nn.Sequential(nn.ReLU()), "everything", ValueError, "has no linear"),
         (nn.Sequential(nn.Embedding(3, 2)), "everything", ValueError, "by name, or with"),
@@ -153,3 +153,15 @@ def test_a_glob_that_covers_an_embedding_lists_it() -> None:
     assert [weight.name for weight in select(model, "*").left_alone] == ["emb.weight"]
     with pytest.raises(ValueError, match="embedding: ask for it by name"):
         select(model, "emb*")
+
+
+def test_a_frozen_embedding_is_listed_where_linear_layers_were_meant() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    model[0].weight.requires_grad_(False)
+    for where in ("everything", "linears", "*"):
+        [left] = select(model, where).left_alone
+        assert left.name == "0.weight"
+        assert "is frozen" in left.reason
+    [left] = select(model, ["everything", "embeddings"]).left_alone  # once, not twice
+    assert left.name == "0.weight"
+    assert select(model, "1.weight").left_alone == ()

@@ -196,6 +196,8 @@ def parts(flow: Flow, size: Any, dim: object, name: str) -> Answer:
     sizes = list(size) if isinstance(size, list | tuple) else size
     if not sizes or not flow.is_channel(dim):
         return name
+    if isinstance(sizes, list) and not all(isinstance(each, int) for each in sizes):
+        return f"{name} into sizes that are computed"
     if name == "chunk" and isinstance(sizes, int):
         pieces = flow.labels.chunk(sizes)
     elif name == "split" and (isinstance(sizes, int) or (isinstance(sizes, list) and sum(sizes) == len(flow.labels))):
