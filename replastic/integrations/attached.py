@@ -1,0 +1,163 @@
+"""Methods in a training loop that is somebody else's: what all integrations share.
+
+A loop of another library owns the model, the optimiser and the loss. `Attached` makes a `Learner` of them when training
+starts, and offers the three moments of a method as calls that fit into callbacks: `boundary`, `add_penalty_`, `after_step`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..guards import check_acts, flat_list, several
+from ..learner import Learner
+from ..method import Method
+from ..methods import CBP, ER, SNR, ReDo
+from ..optim import as_list, as_one
+from ..task import Task
+from ..units import Example
+
+_log = logging.getLogger(__name__)
+_ELSEWHERE = ("model", "optimizer")  # what the loop's own checkpoint has
+_BY_BATCH = (CBP, ER, ReDo, SNR)  # what they do depends on the batch that this process has seen
+
+
+class Boundary(NamedTuple):
+    """One that has happened."""
+
+    step: int
+    why: str
+
+
+class Attached:
+    """Methods that wait for a loop to start, then act in it; `boundaries` says when they did.
+
+    build, example, seed: as of `Learner`.
+    """
+
+    def __init__(
+        self,
+        methods: Method | Iterable[Any],
+        *,
+        build: Callable[[], nn.Module] | None = None,
+        example: Example | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.methods = flat_list(methods)
+        if not self.methods:
+            raise ValueError("methods is empty, so nothing would be done: give at least one, as in methods=rp.FIRE()")
+        for method in self.methods:
+            check_acts(method)
+        self.build, self.example, self.seed = build, example, seed
+        self.boundaries: list[Boundary] = []
+        self._learner: Learner | None = None
+        self._waiting: Mapping[str, Any] | None = None  # a state to go on from, once there is a learner
+
+    @property
+    def learner(self) -> Learner:
+        """There once training has started."""
+        if self._learner is None:
+            raise RuntimeError("training has not started yet, so there is no learner: ask after it has")
+        return self._learner
+
+    @property
+    def attached(self) -> bool:
+        return self._learner is not None
+
+    def attach(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        """The loop starts, or starts again: the same model, and optimisers that may be new."""
+        # Accelerate's and Lightning's hold another; rp.muon's holds several.
+        given = [single for one in as_list(optimizer) for single in several(getattr(one, "optimizer", one))]
+        if self._learner is None:
+            keep = None if any(method.needs_first for method in self.methods) else False
+            learner = Learner(
+                model,
+                given,
+                methods=self.methods,
+                build=self.build,
+                initial=keep,
+                example=self.example,
+                seed=self.seed,
+            )
+            self._check_optimizer(learner, given)
+            self._learner = learner
+        elif self._learner.model is not model:
+            raise ValueError("this callback is of another model: make a new one for each model")
+        elif several(self._learner.optimizer) != given:
+            self._learner.optimizer = as_one(given)
+        if self._waiting is not None:
+            # The loop has loaded weights and momenta itself: those are put where they are already.
+            self._learner.load_state_dict({**self._learner.state_dict(), **self._waiting})
+            self._waiting = None
+
+    def check_processes(self, count: int) -> None:
+        """Raise if processes that train copies of one model would each do something else to theirs."""
+        names = [type(method).__name__ for method in self.methods if isinstance(method, _BY_BATCH)]
+        if count > 1 and names:
+            raise ValueError(
+                f"{', '.join(names)} with {count} processes or GPUs: each sees other batches, would act otherwise, and "
+                "the copies of the model would drift apart. Train in one process, or use methods of weights, as rp.FIRE()"
+            )
+
+    def boundary(self, step: int, why: str, task: Task | None = None) -> None:
+        """The data changes now. As everywhere this is a boundary only if something was learnt before."""
+        before, given = self.learner.task_number, several(self.learner.optimizer)
+        self.learner.begin(task)
+        self._check_optimizer(self.learner, given)
+        if self.learner.task_number > before:
+            self.boundaries.append(Boundary(step, why))
+            acted = ", ".join(type(method).__name__ for method in self.learner.acting("at_boundary"))
+            _log.info("step %d: boundary (%s)%s", step, why, f": {acted}" if acted else "")
+
+    def add_penalty_(self, scale: float | Tensor = 1.0) -> None:
+        """Add the gradients of the methods' penalties to those that a backward pass has left.
+
+        Once for each step of the optimiser. Penalties are functions of the weights alone, so the gradient of the sum is the
+        sum of the gradients. scale: by which the loop has scaled its loss, as for float16.
+        """
+        if not self.learner.acting("penalty"):
+            return
+        with torch.enable_grad():
+            penalty = self.learner.penalty()
+        if not isinstance(penalty, Tensor) or not penalty.requires_grad:
+            return
+        held = [parameter for parameter in self.learner.trained() if parameter.requires_grad]
+        # Not backward(): its hooks are the loop's, and a wrapper for several processes counts them.
+        gradients = torch.autograd.grad(penalty * scale, held, allow_unused=True) if held else ()
+        for parameter, gradient in zip(held, gradients, strict=True):
+            if gradient is not None:
+                # A copy, because what autograd returns may be expanded, or be another parameter's gradient as well.
+                parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
+        """The loop's optimiser has made a step."""
+        self.learner.after_step(batch)
+
+    def _check_optimizer(self, learner: Learner, given: list[Optimizer]) -> None:
+        if several(learner.optimizer) != given:
+            names = ", ".join(type(method).__name__ for method in self.methods)
+            raise ValueError(
+                f"{names}: one of these replaces the optimiser, which here belongs to the loop: give the loop the "
+                "optimiser itself, as in rp.muon(model)"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of the loop must carry beside its model and optimiser; safe to load with weights_only=True."""
+        learner = {} if self._learner is None else self._learner.state_dict()
+        return {
+            "learner": {key: value for key, value in learner.items() if key not in _ELSEWHERE},
+            "boundaries": [list(boundary) for boundary in self.boundaries],
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from there, now or when the loop starts."""
+        self.boundaries = [Boundary(*entry) for entry in saved["boundaries"]]
+        self._waiting = saved["learner"] or None
+        if self._learner is not None and self._waiting is not None:
+            self._learner.load_state_dict({**self._learner.state_dict(), **self._waiting})
+            self._waiting = None

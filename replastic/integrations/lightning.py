@@ -1,0 +1,266 @@
+"""Methods in Lightning's Trainer: a callback.
+
+    callback = PlasticityCallback(rp.FIRE())
+    trainer = Trainer(callbacks=[callback], max_epochs=5)
+    trainer.fit(model, first)
+    trainer.fit_loop.max_epochs = 10
+    trainer.fit(model, second)  # other data than before: FIRE comes before its first batch
+
+Lightning comes as `lightning` and as `pytorch_lightning`, and a Trainer takes callbacks of its own package alone. This one
+is of the package that is imported already, of both if both are; if none is, of `lightning`, or else the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..extras import needed
+from ..guards import check_task
+from ..learner import Learner
+from ..method import Method
+from ..task import Task
+from ..units import Example
+from .attached import Attached, Boundary
+from .moments import Moments
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+    def _base() -> type:
+        packages = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name) is not None]
+        if not packages:
+            try:
+                packages = [needed(_PACKAGES[0], "lightning", "the Lightning callback")]
+            except ImportError as missing:
+                try:
+                    packages = [needed(_PACKAGES[1], "lightning", "the Lightning callback")]
+                except ImportError:
+                    raise missing from None
+        return type("Callback", tuple(package.Callback for package in packages), {})
+
+    Callback = _base()
+
+_SHARDING = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
+
+
+class _Counts(NamedTuple):
+    """How far a trainer is: steps of the optimiser, and epochs that are over."""
+
+    steps: int
+    epochs: int
+
+
+class PlasticityCallback(Callback):
+    """Methods that act while a Lightning Trainer trains; `boundaries` says when, `learner` is what they act on.
+
+    Boundaries are where the data changes. Each comes at the start of the next batch, and none after the last one: what is
+    validated, saved and left in the end is a network that was trained after it was changed. Moments that fall together are
+    one boundary. For code that knows when the data changes: `callback.boundary()`.
+
+    methods: one or several, as of `Learner`.
+    at_steps, every_steps: steps of the optimiser, as in `trainer.global_step`. With several optimisers Lightning counts the
+        steps of each; in a new Trainer it counts from nought.
+    at_epochs, every_epochs: epochs that are over, likewise.
+    on_new_data: the training data are another data set object than before: `fit` is called again with other data, or loaders
+        are reloaded. A hook that makes its data set anew each time makes another object. One that was changed in
+        place is not noticed, nor another sampler, nor other data after a resume in a new process: call `boundary()`.
+    build: makes a newly initialised LightningModule. example, seed: as of `Learner`.
+
+    Of Lightning's own ways:
+        - Gradients of penalties are added once for each step of the optimiser, after accumulation and unscaling (float16)
+          and before clipping; they are not in the loss that is logged. `after_step` comes once for each step as well, with
+          the batch if it is a pair of inputs and targets. A step that was skipped is none. With manual optimisation
+          Lightning does not say what a step is: there only methods that act at boundaries can be used.
+        - Checkpoints hold what methods remember, and `fit(ckpt_path=...)` goes on from there. It is found by the methods'
+          names and by the moments: keep these as they were. After Plasticity Injection the model has other modules than
+          when it was made, and Lightning cannot load its weights.
+        - Lightning makes the optimisers anew in every `fit`. Within one, FIRE clears the momenta of weights that it changes.
+        - DDP: all processes do the same, and nothing is sent. CBP, ER, ReDo and SNR look at batches, of which each process
+          has others, and are refused. So are FSDP, DeepSpeed and model parallelism: no process holds whole weights there.
+          Where processes are spawned or forked, what the callback remembers ends with them: there use one `fit`.
+    """
+
+    def __init__(
+        self,
+        methods: Method | Iterable[Any],
+        *,
+        at_steps: Iterable[int] | int = (),
+        every_steps: int | None = None,
+        at_epochs: Iterable[int] | int = (),
+        every_epochs: int | None = None,
+        on_new_data: bool = True,
+        build: Callable[[], nn.Module] | None = None,
+        example: Example | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.moments = Moments.of(at_steps=at_steps, every_steps=every_steps, at_epochs=at_epochs, every_epochs=every_epochs)
+        self.on_new_data = on_new_data
+        self._attached = Attached(methods, build=build, example=example, seed=seed)
+        self._check_moments()
+        self._passed: _Counts | None = None  # up to where moments have been looked for
+        self._by_hand = False
+        self._task: Task | None = None
+        self._data: list[Any] | None = None  # what was trained on last
+        self._stepped = False  # whether the optimiser made a step in this batch
+        self._hooks: list[Any] = []
+
+    @property
+    def learner(self) -> Learner:
+        """There once training has started."""
+        return self._attached.learner
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """Those that were, as (step, why)."""
+        return self._attached.boundaries
+
+    def boundary(self, task: Task | None = None) -> None:
+        """The data changes now: have the methods act before the next batch trains, be it of this `fit` or of the next.
+
+        Before the first `fit` it says that the model has been trained elsewhere.
+        """
+        check_task(task, self._attached.methods)
+        self._by_hand, self._task = True, task
+
+    # what Lightning calls
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check_loop(trainer, pl_module)
+        self._attached.check_processes(trainer.world_size)
+        # Only now: before, Lightning has neither made the optimisers nor loaded what a checkpoint has of them.
+        self._attached.attach(pl_module, trainer.optimizers)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [optimizer.register_step_post_hook(self._saw_a_step) for optimizer in trainer.optimizers]
+        now = _counts(trainer)
+        if self._passed is None or now.steps < self._passed.steps:
+            self._passed = now  # the first Trainer, or a new one
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._stepped = False
+        if pl_module.automatic_optimization and batch_idx % trainer.accumulate_grad_batches:
+            return  # gradients of the present weights are waiting for their step
+        why = self._due(trainer)
+        if why:
+            known, task = len(self.boundaries), self._task
+            self._attached.boundary(trainer.global_step, why, task)
+            if self._by_hand and len(self.boundaries) == known:
+                self._attached.boundary(trainer.global_step, why, task)  # no step before it, but the caller knows of some
+            self._by_hand, self._task = False, None
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        if _has_gradients(optimizer):
+            self._attached.add_penalty_(_scale(trainer, optimizer))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._stepped:
+            pair = batch if isinstance(batch, tuple | list) and len(batch) == 2 else None
+            self._attached.after_step(tuple(pair) if pair is not None else None)  # pyright: ignore[reportArgumentType]
+            self._stepped = False
+
+    @property
+    def state_key(self) -> str:
+        """Under which a checkpoint holds it: the names of its methods, and its moments."""
+        names = [type(method).__name__ for method in self._attached.methods]
+        moments = {
+            "at_steps": sorted(self.moments.at_steps),
+            "every_steps": self.moments.every_steps,
+            "at_epochs": sorted(self.moments.at_epochs),
+            "every_epochs": self.moments.every_epochs,
+        }
+        return self._generate_state_key(methods=names, **{name: value for name, value in moments.items() if value})
+
+    def state_dict(self) -> dict[str, Any]:
+        passed = None if self._passed is None else list(self._passed)
+        return {"attached": self._attached.state_dict(), "passed": passed, "by_hand": self._by_hand}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._attached.load_state_dict(state_dict["attached"])
+        self._passed = None if state_dict["passed"] is None else _Counts(*state_dict["passed"])
+        self._by_hand = self._by_hand or state_dict["by_hand"]
+
+    def _due(self, trainer: Trainer) -> str:
+        """Why there is a boundary now; empty if there is none."""
+        assert self._passed is not None
+        before, now = self._passed, _counts(trainer)
+        data, known = list(_data_sets(trainer.train_dataloader)), self._data
+        self._passed, self._data = _Counts(max(before.steps, now.steps), max(before.epochs, now.epochs)), data
+        reasons = {
+            "by hand": self._by_hand,
+            "new data": self.on_new_data and known is not None and list(map(id, known)) != list(map(id, data)),
+            f"step {now.steps}": self.moments.between_steps(before.steps, now.steps),
+            f"epoch {now.epochs}": self.moments.between_epochs(before.epochs, now.epochs),
+        }
+        return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+    def _saw_a_step(self, optimizer: Optimizer, *arguments: object) -> None:
+        # Where training_step returned None, Lightning calls step() without gradients.
+        self._stepped = self._stepped or _has_gradients(optimizer)
+
+    def _check_moments(self) -> None:
+        methods, comes = self._attached.methods, self.moments.any or self.on_new_data
+        needy = [type(method).__name__ for method in methods if method.needs_task]
+        if needy and comes:
+            raise ValueError(
+                f"{needy[0]} needs the data of every task, which the callback cannot know: give on_new_data=False and no "
+                "steps or epochs, and call callback.boundary(rp.Task(name, batches, loss)) when the data changes"
+            )
+        idle = all(method.overrides("at_boundary") and not _acts_in_steps(method) for method in methods)
+        if idle and not needy and not comes:
+            raise ValueError(
+                f"{', '.join(type(method).__name__ for method in methods)} would never act: with on_new_data=False give "
+                "steps or epochs, as in every_epochs=10; to call callback.boundary() alone, leave on_new_data=True"
+            )
+
+    def _check_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sharding = _SHARDING.intersection(kind.__name__ for kind in type(trainer.strategy).__mro__)
+        if sharding:
+            raise TypeError(
+                f"the Trainer uses {sharding.pop()}, where no process holds whole weights: train with DDP, or act on the "
+                "whole model before training, as with rp.fire_(model)"
+            )
+        in_steps = [type(method).__name__ for method in self._attached.methods if _acts_in_steps(method)]
+        if in_steps and not pl_module.automatic_optimization:
+            raise ValueError(
+                f"{', '.join(in_steps)} acts in every step, and with manual optimisation Lightning does not say what one "
+                "is: use automatic optimisation, or an rp.Learner in your module, whose penalty() and after_step() you call"
+            )
+
+
+def _acts_in_steps(method: Method) -> bool:
+    return method.overrides("penalty") or method.overrides("after_step")
+
+
+def _counts(trainer: Trainer) -> _Counts:
+    return _Counts(trainer.global_step, trainer.current_epoch)
+
+
+def _data_sets(loaders: Any) -> Iterator[Any]:
+    """Of one loader, or of lists and dicts of them; of an iterable that has no data set, itself."""
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    if isinstance(loaders, tuple | list):
+        for loader in loaders:
+            yield from _data_sets(loader)
+    else:
+        yield getattr(loaders, "dataset", loaders)
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _scale(trainer: Trainer, optimizer: Optimizer) -> float:
+    """By which the gradients are still scaled: Lightning unscales them before, unless the optimiser does so in its step."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return scaler.get_scale() if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False) else 1.0

@@ -1,0 +1,74 @@
+"""When a loop that knows nothing of tasks has a boundary: at steps or epochs that were chosen, or when it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Boundaries, by counting. A step is one of the optimiser (in reinforcement learning, of the environment).
+
+    at_steps, at_epochs: after so many of them.
+    every_steps, every_epochs: each time that so many have passed.
+
+    >>> moments = Moments.of(every_steps=100)
+    >>> moments.between_steps(99, 100), moments.between_steps(100, 101), moments.between_steps(190, 410)
+    (True, False, True)
+    """
+
+    at_steps: frozenset[int] = frozenset()
+    every_steps: int = 0
+    at_epochs: frozenset[int] = frozenset()
+    every_epochs: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        at_steps: Iterable[int] | int = (),
+        every_steps: int | None = None,
+        at_epochs: Iterable[int] | int = (),
+        every_epochs: int | None = None,
+    ) -> Moments:
+        """From what a caller writes; raises if a moment can never come."""
+        return cls(
+            _numbers("at_steps", at_steps),
+            _period("every_steps", every_steps),
+            _numbers("at_epochs", at_epochs),
+            _period("every_epochs", every_epochs),
+        )
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one at all."""
+        return bool(self.at_steps or self.every_steps or self.at_epochs or self.every_epochs)
+
+    def between_steps(self, before: int, now: int) -> bool:
+        """Whether one came after `before` steps, up to and with `now`: loops may take several at once."""
+        return _between(self.at_steps, self.every_steps, before, now)
+
+    def between_epochs(self, before: int, now: int) -> bool:
+        """The same for finished epochs."""
+        return _between(self.at_epochs, self.every_epochs, before, now)
+
+
+def _between(at: frozenset[int], every: int, before: int, now: int) -> bool:
+    return any(before < moment <= now for moment in at) or bool(every and now // every > before // every)
+
+
+def _numbers(name: str, given: Iterable[int] | int) -> frozenset[int]:
+    numbers = frozenset(given if isinstance(given, Iterable) else [given])
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"{name} holds {number!r}: give whole numbers from 1 on, as in {name}=[1000, 2000]")
+    return numbers
+
+
+def _period(name: str, given: int | None) -> int:
+    if given is None:
+        return 0
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ValueError(f"{name}={given!r}: give a whole number from 1 on, as in {name}=1000")
+    return given

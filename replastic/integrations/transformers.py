@@ -1,0 +1,275 @@
+"""Methods in the Trainer of Hugging Face Transformers: a callback for continual pretraining and finetuning.
+
+callback = PlasticityCallback(rp.FIRE(steps=5))
+trainer = Trainer(model, args, train_dataset=first, callbacks=[callback])
+trainer.train()
+trainer.train_dataset = second
+trainer.train()  # other data than before: FIRE comes before its first step
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..extras import needed
+from ..guards import check_task
+from ..inventory import unusable
+from ..learner import Learner
+from ..method import Method
+from ..record.files import part_of
+from ..task import Task
+from ..units import Example, original
+from .attached import Attached, Boundary
+from .moments import Moments
+
+_transformers = needed("transformers", "hf", "the Transformers callback")
+_data_loader = needed("accelerate.data_loader", "hf", "the Transformers callback")
+
+FILE = "plasticity.pt"  # in every checkpoint of the Trainer
+_NEW_DATA = "new data"
+_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+
+class _Due(NamedTuple):
+    """A boundary that comes before the next step."""
+
+    why: str
+    task: Task | None = None
+
+
+class PlasticityCallback(_transformers.TrainerCallback):
+    """Methods that act while a `transformers.Trainer` trains; `boundaries` says when, `learner` is what they act on.
+
+    Boundaries are where the data changes. Each comes before the next step trains, and none after the last one: what the
+    Trainer evaluates and saves is a network that was trained after it was changed. One more, before the next step:
+    `callback.boundary()`. Called before the first `train()` it says that the model was pretrained elsewhere.
+
+    methods: one or several, as of `Learner`.
+    at_steps, every_steps: steps of the optimiser, as in `state.global_step`. The Trainer counts anew in every `train()`.
+    at_epochs, every_epochs: finished epochs, likewise.
+    on_new_data: `train()` is called again, and the Trainer has another data set than before. Another is another object, or
+        for Hugging Face's data sets another fingerprint: one that was changed in place is not noticed. Nor are other data
+        after a resume, or in another process: call `boundary()`.
+    build: makes a newly initialised model. None: for a Transformers model, one of its class and config.
+    example, seed: as of `Learner`.
+
+    Of the Trainer's own ways:
+        - The optimiser is kept from one `train()` to the next, momenta included; FIRE clears those of the weights that it
+          changes. The schedule of the learning rate is made anew, and is the Trainer's alone.
+        - Gradients of penalties are added once for each step of the optimiser, after the Trainer has unscaled (float16) and
+          clipped those of its loss: they are not clipped, nor in the loss that it logs.
+        - A step that the Trainer skips, because float16 gradients overflowed, is none for methods.
+        - Callbacks see no batches: ER does not work here. DASH needs `boundary(rp.Task(...))`.
+        - PEFT: adapters and frozen weights are left alone. What is trained whole, as by modules_to_save, is acted on.
+        - Several processes (DDP): every one does the same. CBP, ER, ReDo and SNR look at batches, of which each process has
+          others, and are refused. FSDP and DeepSpeed are refused, because no process holds whole weights.
+        - Checkpoints hold what methods remember in plasticity.pt, and a resumed run goes on from there. For a checkpoint
+          outside of the Trainer's output_dir: `callback.resume_from(folder)` before `train(resume_from_checkpoint=folder)`.
+          After Plasticity Injection the model has other modules, into which the Trainer loads no checkpoint.
+    """
+
+    def __init__(
+        self,
+        methods: Method | Iterable[Any],
+        *,
+        at_steps: Iterable[int] | int = (),
+        every_steps: int | None = None,
+        at_epochs: Iterable[int] | int = (),
+        every_epochs: int | None = None,
+        on_new_data: bool = True,
+        build: Callable[[], nn.Module] | None = None,
+        example: Example | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.moments = Moments.of(at_steps=at_steps, every_steps=every_steps, at_epochs=at_epochs, every_epochs=every_epochs)
+        self.on_new_data = on_new_data
+        self._attached = Attached(methods, build=build, example=example, seed=seed)
+        needy = [type(method).__name__ for method in self._attached.methods if method.needs_task]
+        if needy and (on_new_data or self.moments.any):
+            raise ValueError(
+                f"{needy[0]} needs the data of every task, which callbacks do not have: give on_new_data=False and no steps "
+                "or epochs, and call callback.boundary(rp.Task(name, batches, loss)) when the data changes"
+            )
+        self._due: _Due | None = None
+        self._data: object = None  # what the last train() trained on
+        self._passed = (0, 0)  # steps and epochs whose moments have come
+        self._epochs = 0  # finished ones, also those that were cut short
+        self._folder: Path | None = None
+
+    @property
+    def learner(self) -> Learner:
+        """There once training has started."""
+        return self._attached.learner
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """Those that were, as (step, why)."""
+        return self._attached.boundaries
+
+    def boundary(self, task: Task | None = None) -> None:
+        """The data changes now: have the methods act before the next step, be it of this `train()` or of the next."""
+        check_task(task, self._attached.methods)
+        self._due = _Due("by hand", task)
+
+    def resume_from(self, folder: str | Path) -> None:
+        """Say from which checkpoint the next `train(resume_from_checkpoint=...)` goes on, which callbacks are not told."""
+        if not (Path(folder) / FILE).is_file():
+            raise FileNotFoundError(f"{folder} has no {FILE}: give a checkpoint that was saved with this callback")
+        self._folder = Path(folder)
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        train_dataloader: Any = None,
+        **others: Any,
+    ) -> None:
+        self._attached.check_processes(max(args.world_size, args.n_gpu))
+        self._attach(_unwrapped(model), optimizer)
+        data, resumed = _data_of(train_dataloader), state.global_step > 0
+        if resumed:
+            self._resume(args, state)
+        elif self.on_new_data and self._due is None and self._data is not None and not _same(data, self._data):
+            self._due = _Due(_NEW_DATA)
+        self._data = data
+        # A checkpoint is saved before the boundary that comes after its last step.
+        self._passed = (state.global_step - 1, math.ceil(state.epoch) - 1) if resumed else (0, 0)
+        self._epochs = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        now = (state.global_step, max(int(state.epoch or 0), self._epochs))
+        if self._due is None and self.moments.between_steps(self._passed[0], now[0]):
+            self._due = _Due(f"step {now[0]}")
+        if self._due is None and self.moments.between_epochs(self._passed[1], now[1]):
+            self._due = _Due(f"epoch {now[1]}")
+        self._passed = now
+        if self._due is not None:
+            known = len(self.boundaries)
+            self._attached.boundary(state.global_step, *self._due)
+            if len(self.boundaries) == known and self._due.why != _NEW_DATA:
+                # The learner has seen no step yet, but there were some: in another process, or so the caller says.
+                self._attached.boundary(state.global_step, *self._due)
+            self._due = None
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._attached.add_penalty_()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, optimizer: Any = None, **others: Any) -> None:
+        if getattr(optimizer, "step_was_skipped", False):
+            return
+        try:
+            self._attached.after_step()
+        except TypeError as error:
+            if self.learner.batch is None:
+                error.add_note("The Trainer shows its batches to no callback: a method that needs them needs another loop.")
+            raise
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._epochs = math.ceil(state.epoch or 0)
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if not args.should_save:
+            return
+        path = _checkpoint(args, state) / FILE
+        part = part_of(path)
+        due = None if self._due is None else self._due.why
+        try:
+            torch.save({"attached": self._attached.state_dict(), "due": due}, part)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _attach(self, model: nn.Module, optimizer: Any) -> None:
+        _refuse_sharded(model, optimizer)
+        if self._attached.build is None and isinstance(model, _transformers.PreTrainedModel):
+            self._attached.build = lambda: type(model)(copy.deepcopy(model.config))
+        try:
+            self._attached.attach(model, optimizer)
+        except ValueError as error:
+            if getattr(model, "peft_config", None) is None:
+                raise
+            raise ValueError(
+                f"{error}. This is a PEFT model: of its weights only those that train whole can be acted on, and neither "
+                "adapters nor the frozen base. Name some in modules_to_save, or train the model itself"
+            ) from error
+
+    def _resume(self, args: Any, state: Any) -> None:
+        given = args.resume_from_checkpoint
+        places = [self._folder, Path(given) if given else None, _checkpoint(args, state)]
+        self._folder = None
+        folder = next((place for place in places if place is not None and _is_of(place, state)), None)
+        if folder is not None and (folder / FILE).is_file():
+            saved = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+            self._refuse_changed_modules(saved["attached"]["boundaries"])
+            self._attached.load_state_dict(saved["attached"])
+            if self._due is None and saved["due"] is not None:
+                self._due = _Due(saved["due"])
+        elif any(method.state or method.needs_first for method in self.learner.methods):
+            warnings.warn(
+                f"training goes on from step {state.global_step}, and {_checkpoint(args, state)} has no {FILE} of it: "
+                "methods begin as if new. If the checkpoint is elsewhere, say callback.resume_from(folder) before train()",
+                stacklevel=2,
+            )
+
+    def _refuse_changed_modules(self, boundaries: list[Any]) -> None:
+        changing = [type(method).__name__ for method in self.learner.methods if method.overrides("rebuild")]
+        if changing and boundaries:
+            raise ValueError(
+                f"{changing[0]} had changed the model's modules when this checkpoint was saved, and the Trainer has loaded "
+                "it into unchanged ones: such a run cannot be resumed. Train it in one go, or without this method"
+            )
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _is_of(folder: Path, state: Any) -> bool:
+    """Whether the Trainer's state was read from here: an output_dir may hold another run's checkpoint of that step."""
+    path = folder / "trainer_state.json"
+    if not path.is_file():
+        return False
+    there = json.loads(path.read_text())
+    return there["global_step"] == state.global_step and json.dumps(there["log_history"]) == json.dumps(state.log_history)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    inner = original(model)
+    return _unwrapped(inner.module) if isinstance(inner, DataParallel | DistributedDataParallel) else inner
+
+
+def _refuse_sharded(model: nn.Module, optimizer: Any) -> None:
+    kind = getattr(getattr(optimizer, "accelerator_state", None), "distributed_type", None)
+    name = getattr(kind, "value", None)
+    instead = "train with DDP, or act on the whole model before training, as with rp.fire_(model)"
+    if name in _SHARDED:
+        raise TypeError(f"the Trainer uses {name}, where no process holds whole weights: {instead}")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and type(parameter.data) is not Tensor:
+            raise TypeError(f"{name} {unusable(parameter)}. Here: {instead}")
+
+
+def _data_of(loader: Any) -> object:
+    data: Any = getattr(loader, "dataset", None)
+    return data.dataset if isinstance(data, _data_loader.IterableDatasetShard) else data
+
+
+def _same(data: object, other: object) -> bool:
+    """Hugging Face's data sets are made anew for each `train()`, without unused columns, but with the same fingerprint."""
+    mark = getattr(data, "_fingerprint", None)
+    return data is other or (mark is not None and mark == getattr(other, "_fingerprint", None))
