@@ -1,5 +1,6 @@
 """The public names. `import replastic` brings them in when the first of them is used, and torch with them."""
 
+from . import checkpoint as checkpoint
 from . import linalg as linalg
 from . import measures as measures
 from . import optim as optim

@@ -8,9 +8,13 @@ from typing import ClassVar
 
 @dataclass(kw_only=True)
 class Command:
-    """name: as it is typed. The docstring's first line is its help; imports that take time stand in the call."""
+    """name: as it is typed. when_stopped: what Ctrl-C is answered with.
+
+    The docstring's first line is its help; imports that take time stand in the call.
+    """
 
     name: ClassVar[str]
+    when_stopped: ClassVar[str] = "stopped"
 
     traceback: bool = False
     """Show where an error came from."""

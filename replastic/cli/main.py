@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command()
     except KeyboardInterrupt:
-        error_console().print("stopped; the same command goes on")
+        error_console().print(command.when_stopped)
         return 130
     except BrokenPipeError:  # somebody has piped it into `head`, and Python would complain once more when it ends
         with suppress(OSError, ValueError):

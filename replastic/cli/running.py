@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class _Experiment(Command):
+    when_stopped: ClassVar[str] = "stopped; the same command goes on"
+
     file: Positional[Annotated[str, arg(metavar="FILE.toml")]]
     """What to run: a file, or the name of one that `replastic list experiments` shows."""
     out: Annotated[str, arg(metavar="DIR", aliases=["-o"])]

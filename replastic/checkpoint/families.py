@@ -1,0 +1,398 @@
+"""Which layer a checkpoint's tensors belong to: by name where a family is known, else by what their shapes prove.
+
+A file of weights says names and shapes, and nothing of the code. `TABLE` has the names of common families; they count in a
+file that bears the family's sign, because many of them (conv1, shared, head) mean other things elsewhere. Beside it stand a
+few proofs that need no family: a bias has as many entries as a layer has outputs; a convolution has no groups if it reads as
+many channels as the one before it writes. What neither settles is unknown, and said to be.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+
+from .holders import LATE, LORA, SHORTCUT, Holder, Holders
+
+
+class Unknown(Exception):
+    """What a tensor is cannot be told; the message says why, to follow its name."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A layer without numbers, and what to know of the module around it."""
+
+    layer: nn.Module
+    parent: Any = None
+    family: str = ""  # "" where shapes have proved it
+
+
+class Conv1D(nn.Module):
+    """Stands for Hugging Face's layer of that name: a linear one, stored (in, out)."""
+
+    def __init__(self, into: int, out: int) -> None:
+        super().__init__()
+        self.nx, self.nf = into, out
+
+
+Make = Callable[[Holder, Holders], "Known | None"]  # None: not this one
+
+
+def _linear(holder: Holder, around: Holders) -> Known | None:
+    shape = holder.shape()
+    if len(shape) != 2 or around.transposed(holder):
+        return None
+    return Known(nn.Linear(shape[1], shape[0], bias=False, device="meta"))
+
+
+def _embedding(holder: Holder, around: Holders) -> Known | None:
+    shape = holder.shape()
+    if len(shape) != 2 or "bias" in holder.tensors:  # with a bias it is a linear layer of that name
+        return None
+    return Known(nn.Embedding(shape[0], shape[1], device="meta"))
+
+
+def _vocabulary(holder: Holder, around: Holders) -> Known | None:
+    """An embedding for the whole network: not in one of its layers."""
+    return None if any(map(str.isdecimal, holder.name.split("."))) else _embedding(holder, around)
+
+
+def _dense(holder: Holder, around: Holders) -> Known | None:
+    """Linear, or a convolution without groups."""
+    if not 3 <= len(holder.shape()) <= 5:
+        return _linear(holder, around)
+    return None if around.transposed(holder) else _convolution(holder)
+
+
+def _depthwise(holder: Holder, around: Holders) -> Known | None:
+    """By its name; the shape must not speak against it."""
+    shape = holder.shape()
+    return _convolution(holder, shape[0]) if 3 <= len(shape) <= 5 and shape[1] == 1 else None
+
+
+def _middle_of_block(holder: Holder, around: Holders) -> Known | None:
+    """The second convolution of a ResNet's bottleneck has groups if it reads fewer channels than the first one writes."""
+    first, third = around.beside(holder, "conv1"), around.beside(holder, "conv3")
+    if first is None or third is None or any(len(layer.shape()) != 4 for layer in (first, holder, third)):
+        return None
+    (width, _, *narrow), (out, reads, *_) = first.shape(), holder.shape()
+    fits = narrow == [1, 1] and width == out == third.shape()[1] and width % reads == 0
+    return _convolution(holder, width // reads) if fits else None
+
+
+def _convolution(holder: Holder, groups: int = 1, *, transposed: bool = False) -> Known:
+    out, reads, *kernel = holder.shape()
+    kinds: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    if transposed:
+        kinds, out, reads = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), reads, out
+    kind = kinds[len(kernel) - 1]
+    return Known(kind(reads * groups, out, tuple(kernel), groups=groups, bias=False, device="meta"))
+
+
+def _gpt2(holder: Holder, around: Holders) -> Known | None:
+    """GPT-2's layers are stored (in, out), those of nanoGPT and others with the same names (out, in)."""
+    shape, bias = holder.shape(), holder.shape("bias")
+    if len(shape) != 2:
+        return None
+    fused = holder if holder.last == "c_attn" else around.beside(holder, "c_attn") or around.beside(holder, ".attn.c_attn")
+    if shape[0] == shape[1] or bias in ((shape[0],), (shape[1],)):
+        transposed = around.transposed(holder)
+    elif fused is not None and len(fused.shape()) == 2:  # it has more outputs than inputs
+        transposed = fused.shape()[1] > fused.shape()[0]
+    else:
+        raise Unknown("is stored (in, out) or (out, in), and nothing in the file tells which")
+    into, out = shape if transposed else shape[::-1]
+    layer = Conv1D(into, out) if transposed else nn.Linear(into, out, bias=False, device="meta")
+    return Known(layer, SimpleNamespace(is_cross_attention=out == 2 * into) if fused is holder else None)
+
+
+def _fused(*outputs: str) -> Make:
+    """Queries, keys and values in one; outputs: names of the layer that reads the heads, whose width is the queries'."""
+
+    def make(holder: Holder, around: Holders) -> Known | None:
+        known = _linear(holder, around)
+        if known is None:
+            return None
+        out, into = holder.shape()
+        after = next((found for name in outputs if (found := around.beside(holder, name)) is not None), None)
+        width = after.shape()[1] if after is not None and len(after.shape()) == 2 else out // 3
+        rest, odd = divmod(out - width, 2)
+        if odd or not 0 < rest <= width or (after is None and width != into):
+            raise Unknown(
+                f"is a fused {out} x {into} projection; which rows are queries, keys and values its shape does not say"
+            )
+        each = math.gcd(width, rest)  # any size of a head that divides both tells the parts apart
+        parts = SimpleNamespace(num_heads=width // each, num_key_value_heads=rest // each, head_dim=each)
+        return Known(known.layer, parts)
+
+    return make
+
+
+def _by_head(holder: Holder, around: Holders) -> Known:
+    raise Unknown("is a fused projection that some models order by head, and how many heads there are the file does not say")
+
+
+def _chained(holder: Holder, around: Holders) -> Known | None:
+    """A convolution that must be proved, though its name is a family's: the same names are used for grouped ones."""
+    return _proved_convolution(holder, around) if len(holder.shape()) == 4 else None
+
+
+# Families, the end of a module's name (# is a number), and what layer that is. The first row that fits counts.
+TABLE: tuple[tuple[str, str, Make], ...] = (
+    ("GPT-2", "h.#.(attn|crossattention).(c_attn|c_proj|q_attn)|h.#.mlp.(c_fc|c_proj|w1|w2)", _gpt2),
+    ("Llama", "layers.#.self_attn.qkv_proj", _fused("o_proj")),
+    ("Llama", "layers.#.self_attn.(q|k|v|o|out)_proj", _linear),
+    ("Llama", "layers.#.mlp(.experts.#|.shared_experts?)?.(gate|up|down|gate_up)_proj", _linear),
+    ("Llama", "layers.#.(mlp|block_sparse_moe).(gate|shared_expert_gate|experts.#.w[123])", _linear),
+    ("Llama", "shared", _vocabulary),  # BART
+    ("Llama", "embeddings.patch_embedding|visual_projection|text_projection", _dense),  # CLIP
+    ("BERT", "layer.#.attention.(self|attention).(query|key|value)", _linear),
+    ("BERT", "layer.#.(attention.output|intermediate|output).dense|pooler.dense", _linear),
+    ("BERT", "cls.predictions.(transform.dense|decoder)|cls.seq_relationship|lm_head.(dense|decoder)", _linear),
+    ("BERT", "patch_embeddings.projection", _dense),  # ViT
+    ("ViT", "layers.#.attention.(q|k|v|o)_proj", _linear),
+    ("ViT", "patch_embeddings.projection", _dense),
+    ("ModernBERT", "layers.#.attn.Wqkv", _fused("Wo")),
+    ("ModernBERT", "layers.#.(attn.Wo|mlp.(Wi|Wo))", _linear),
+    ("T5", "(SelfAttention|EncDecAttention).(q|k|v|o)|Dense(Relu|GatedAct)Dense.(wi|wi_0|wi_1|wo)", _linear),
+    ("T5", "shared", _vocabulary),
+    ("T5", "relative_attention_bias", _embedding),
+    ("timm", "blocks.#.attn.qkv", _fused("proj")),
+    ("timm", "attn.(proj|q|k|v|kv)|mlp.(fc1|fc2|w12|w3|fc1_g|fc1_x)", _linear),
+    ("timm", "patch_embed.proj|stages.#.downsample.1", _dense),
+    ("timm", "conv_stem|conv_pw|conv_pwl|conv_head|conv_reduce|conv_expand", _dense),
+    ("timm", "conv_dw", _depthwise),
+    ("ConvNeXt", "dwconv", _depthwise),
+    ("ConvNeXt", "downsample_layers.#.#", _dense),
+    ("Mamba", "mixer.conv1d", _depthwise),
+    ("Mamba", "mixer.(in|x|dt|out)_proj", _linear),
+    ("diffusers", "conv_in|conv_out|(downsamplers|upsamplers).#.conv", _dense),
+    ("diffusers", "resnets.#.(conv1|conv2|time_emb_proj|conv_shortcut)|(time|add|class)_embedding.linear_[12]", _dense),
+    ("diffusers", "(attn[12]|attentions.#).(to_q|to_k|to_v|to_out.0|proj_in|proj_out)", _dense),
+    ("diffusers", "transformer_blocks.#.ff.net.(0.proj|2)", _linear),
+    ("ResNet", "layer#.#.conv2", _middle_of_block),
+    ("ResNet", "conv1|layer#.#.(conv[123]|(downsample|shortcut).#)", _chained),
+    ("ResNet", "fc|linear", _linear),
+    ("Stable-Baselines3", "mlp_extractor.(policy|value)_net.#|action_net|value_net", _linear),
+    ("Stable-Baselines3", "(q_net|q_net_target).q_net.#|actor(_target)?.(latent_pi.#|mu|mu.#|log_std)", _linear),
+    ("Stable-Baselines3", "critic(_target)?.qf#.#", _linear),
+    ("Stable-Baselines3", "features_extractor.(extractors.[^.]+.)?(cnn|linear).#", _dense),
+    ("language model", "lm_head|embed_out", _linear),
+    ("GPT-NeoX", "query_key_value", _by_head),
+    ("GPT-NeoX", "embed_in", _embedding),
+)
+
+# The end of a module's name by which a family's rows come to count: many of the names above mean other things elsewhere.
+SIGNS: dict[str, str] = {
+    "GPT-2": "h.#.attn.c_attn",
+    "Llama": "layers.#.self_attn.(q|qkv)_proj",
+    "BERT": "layer.#.attention.(self|attention).query",
+    "ViT": "layers.#.attention.q_proj",
+    "ModernBERT": "layers.#.attn.Wqkv",
+    "T5": "layer.#.SelfAttention.q",
+    "timm": "blocks.#(.#)?.(attn.qkv|attn.q|conv_dw)",
+    "ConvNeXt": "stages.#.#.dwconv",
+    "Mamba": "mixer.conv1d",
+    "diffusers": "resnets.#.conv1",
+    "ResNet": "layer1.0.conv1",
+    "Stable-Baselines3": "mlp_extractor.(policy|value)_net.#|action_net|q_net.q_net.#|critic.qf#.#|actor.mu(.#)?",
+    "language model": "lm_head|embed_out",
+    "GPT-NeoX": "query_key_value",
+}
+
+# An embedding, the head that reads it and is not in the file because its numbers are the embedding's, and a module that the
+# head is known by. "": there must be nothing but what the embedding belongs to, as there is with a classifier's head.
+TIED: tuple[tuple[str, str, str], ...] = (
+    ("transformer.wte", "lm_head", ""),
+    ("model.embed_tokens", "lm_head", ""),
+    ("bert.embeddings.word_embeddings", "cls.predictions.decoder", "cls.predictions.transform.dense"),
+    ("roberta.embeddings.word_embeddings", "lm_head.decoder", "lm_head.dense"),
+)
+
+# A network that follows another, and is a copy of it when that is changed at once.
+TARGETS: tuple[tuple[str, str], ...] = (
+    ("q_net_target.", "q_net."),
+    ("critic_target.", "critic."),
+    ("actor_target.", "actor."),
+)
+
+_PLAIN_LINEAR = re.compile(
+    r"(.*_)?(q|k|v|o|in|out|up|down|gate)_proj|(fc|linear|lin|dense|proj|to_(q|k|v|out))_?[0-9]*|head|classifier|score"
+)
+_PLAIN_EMBEDDING = re.compile(r"(.*_)?(embed|embedding|emb)s?(_tokens|_positions)?_?[0-9]*|wte|wpe", re.IGNORECASE)
+_PLAIN_NORM = re.compile(r".*(norm|rms).*|(.*_)?(ln|bn)(_[a-z]+)?_?[0-9]*", re.IGNORECASE)
+
+
+def _pattern(ends: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:.*\.)?(?:{ends.replace('.', chr(92) + '.').replace('#', '[0-9]+')})")
+
+
+_ROWS = [(family, _pattern(ends), make) for family, ends, make in TABLE]
+_SIGNS = {family: _pattern(sign) for family, sign in SIGNS.items()}
+
+
+def layer_of(holder: Holder, around: Holders) -> Known | None:
+    """The layer that a module is; None if it has no matrix. Raises `Unknown`."""
+    told = around.told
+    if holder.name not in told:
+        told[holder.name] = Unknown("is known only by another that is known by it")  # until more is known
+        try:
+            told[holder.name] = _look(holder, around)
+        except Unknown as problem:
+            told[holder.name] = problem
+    found = told[holder.name]
+    if isinstance(found, Unknown):
+        raise found
+    return found
+
+
+def _look(holder: Holder, around: Holders) -> Known | None:
+    """By the table, then by proof."""
+    shape = holder.shape()
+    if not any(len(held.shape) > 1 for held in holder.tensors.values()):
+        return _norm(holder) if len(shape) == 1 else None
+    if len(shape) > 1:
+        for family, ends, make in _ROWS:
+            fits = around.shows(_SIGNS[family]) and ends.fullmatch(holder.name)
+            known = make(holder, around) if fits else None
+            if known is not None:
+                return Known(known.layer, known.parent, family)
+    return _proved(holder, around)
+
+
+def _proved(holder: Holder, around: Holders) -> Known | None:
+    """What shapes, and words that mean one thing, prove without a family."""
+    shape, bias = holder.shape(), holder.shape("bias")
+    if "in_proj_weight" in holder.tensors or "q_proj_weight" in holder.tensors:
+        return Known(_attention(holder))
+    if any(name.startswith("weight_hh") for name in holder.tensors):
+        return Known(_recurrent(holder))
+    if len(shape) < 2:
+        return None
+    if LORA.search(holder.name):
+        raise Unknown("is of a low-rank adapter, of which only the product of the two factors means something")
+    if bias and bias not in ((shape[0],), (shape[1],)):
+        raise Unknown(f"has the shape {shape} and a bias of {bias}, which is neither of its sides: has it groups?")
+    if 3 <= len(shape) <= 5:
+        return _proved_convolution(holder, around)
+    if len(shape) > 5:
+        raise Unknown(f"has the shape {shape}, which is none of a known layer")
+    if bias:
+        return Known(Conv1D(*shape)) if around.transposed(holder) else _linear(holder, around)
+    if _PLAIN_EMBEDDING.fullmatch(holder.last):
+        return _embedding(holder, around)
+    if _PLAIN_LINEAR.fullmatch(holder.last):
+        return _linear(holder, around)
+    raise Unknown("has no bias and no name that is known: a linear layer, or an embedding?")
+
+
+def _proved_convolution(holder: Holder, around: Holders) -> Known:
+    """Groups are not stored. They are one if as many channels are read as the layer before writes, or the image has.
+
+    Any other layer's count proves nothing: the second half of a network may write what a group of the first half reads.
+    """
+    out, reads, *kernel = holder.shape()
+    if len(kernel) == 1 and not (holder.last.isdecimal() or "conv" in holder.name.lower()):
+        raise Unknown("has three axes, and no name that tells whether it is a convolution, a bilinear layer or several")
+    if around.transposed(holder):
+        return _convolution(holder, transposed=True)
+    if around.outputs_of(holder) is None and out != reads and any(map(LATE.fullmatch, holder.name.split("."))):
+        raise Unknown("is a convolution or a transposed one, and has no bias to tell which")
+    before = around.before[holder.name]
+    written = None if before is None else _writes(before, around)
+    if before is None and _reads_image(holder, around):
+        return _convolution(holder)
+    if before is not None and written == reads and around.follows(before.name, holder.name):
+        return _convolution(holder)
+    if _is_shortcut(holder, around):
+        return _convolution(holder)
+    # One that is transposed and writes one channel is stored alike: but what comes next does not read as many as it did.
+    plain = around.outputs_of(holder) == out or around.next_reads(holder) == out
+    if reads == 1 and written == out and plain and max(kernel) > 1 and not around.one_channel:
+        return _convolution(holder, groups=out)
+    other = "it is the first" if before is None else f"{before.name} before it writes {written or 'an unknown number'}"
+    raise Unknown(f"is a convolution that reads {reads} channels, or so many a group; {other}: groups are not in the file")
+
+
+def _writes(holder: Holder, around: Holders) -> int | None:
+    """How many channels a convolution writes; None if it may be a transposed one."""
+    surely = around.outputs_of(holder)
+    if surely is not None:
+        return surely
+    try:
+        known = layer_of(holder, around)
+    except Unknown:
+        return None
+    return None if known is None else int(known.layer.out_channels)  # pyright: ignore[reportArgumentType]
+
+
+def _reads_image(holder: Holder, around: Holders) -> bool:
+    """Of the first convolution: three channels, or a number that makes no group of another layer's likely."""
+    reads = holder.shape()[1]
+    alone = sum(other.shape()[1] == reads for other in around.convolutions) == 1
+    unwritten = around.outputs_of(holder) is not None and reads not in around.first_sides
+    return reads == 3 or (alone and (reads <= 4 or unwritten))
+
+
+def _is_shortcut(holder: Holder, around: Holders) -> bool:
+    """Whether it reads what the first layer of its block reads, which has no groups, and writes what the last one does."""
+    match = SHORTCUT.fullmatch(holder.name)
+    if match is None:
+        return False
+    inside, aside = f"{match[1]}.", f"{match[1]}.{match[2]}"
+    block = [h for h in around.convolutions if h.name.startswith(inside) and not h.name.startswith(aside)]
+    if not block or (block[0].shape()[1], block[-1].shape()[0]) != (holder.shape()[1], holder.shape()[0]):
+        return False
+    try:
+        first = layer_of(block[0], around)
+    except Unknown:
+        return False
+    return first is not None and getattr(first.layer, "groups", 0) == 1
+
+
+def _attention(holder: Holder) -> nn.Module:
+    packed = holder.shape("in_proj_weight")
+    if packed:
+        if len(packed) != 2 or packed[0] != 3 * packed[1]:
+            raise Unknown(f"has packed projections of shape {packed}, which are not three square ones")
+        layer = nn.MultiheadAttention(packed[1], 1, bias=False, device="meta")
+    else:
+        q, k, v = (holder.shape(f"{letter}_proj_weight") for letter in "qkv")
+        if any(len(shape) != 2 for shape in (q, k, v)):
+            raise Unknown("has projections that are not three matrices")
+        layer = nn.MultiheadAttention(q[0], 1, bias=False, kdim=k[1], vdim=v[1], device="meta")
+        if layer.in_proj_weight is not None:
+            raise Unknown("has three projections where one packed one is usual")
+    layer._modules.clear()  # its output projection stands in the file by itself
+    return layer
+
+
+def _recurrent(holder: Holder) -> nn.Module:
+    cell = "weight_hh" in holder.tensors
+    into, hidden = (holder.shape(name if cell else f"{name}_l0") for name in ("weight_ih", "weight_hh"))
+    projected = holder.shape("weight_hr_l0")
+    size = projected[1] if len(projected) == 2 else hidden[1] if len(hidden) == 2 else 0
+    gates = hidden[0] // size if size and len(into) == 2 and hidden[0] % size == 0 else 0
+    kinds: dict[int, tuple[type[nn.Module], type[nn.Module]]]
+    kinds = {1: (nn.RNN, nn.RNNCell), 3: (nn.GRU, nn.GRUCell), 4: (nn.LSTM, nn.LSTMCell)}
+    if gates not in kinds:
+        raise Unknown(f"is recurrent, with weights of shape {into} and {hidden}, which are not 1, 3 or 4 gates")
+    if cell:
+        return kinds[gates][1](into[1], size, bias=False, device="meta")
+    layers = len([name for name in holder.tensors if re.fullmatch(r"weight_hh_l\d+", name)])
+    more = {"proj_size": projected[0]} if projected else {}
+    both = "weight_hh_l0_reverse" in holder.tensors
+    return kinds[gates][0](into[1], size, layers, bias=False, bidirectional=both, device="meta", **more)
+
+
+def _norm(holder: Holder) -> Known | None:
+    size = holder.shape()[0]
+    if "running_mean" in holder.tensors:
+        return Known(nn.BatchNorm2d(size, device="meta"))
+    return Known(nn.LayerNorm(size, bias=False, device="meta")) if _PLAIN_NORM.fullmatch(holder.last) else None

@@ -1,0 +1,125 @@
+"""The modules that a checkpoint's names speak of: what each holds, and in which order they stand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .stored import Stored
+
+# Names of low-rank adapters, of what goes around a block's layers, of what reads a network's input and writes its output.
+LORA = re.compile(r"(?:^|[._])lora(?:[._]|$)", re.IGNORECASE)
+SHORTCUT = re.compile(r"(.+)\.(downsample|shortcut|skip|residual)(\.[0-9]+)?")
+EARLY = re.compile(r"stem.*|input.*|conv_in|conv_?[01]|patch.*", re.IGNORECASE)
+LATE = re.compile(r"dec.*|up.*|out.*|final.*|head.*|classifier.*|.*deconv.*|.*transpos.*|convt.*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The tensors of one module: those whose names are the same up to the last part."""
+
+    name: str
+    tensors: dict[str, Stored]  # by attribute
+
+    @property
+    def last(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    def shape(self, attribute: str = "weight") -> tuple[int, ...]:
+        held = self.tensors.get(attribute)
+        return held.shape if held is not None else ()
+
+
+@dataclass
+class Holders:
+    """All modules of a checkpoint, by name.
+
+    ordered: whether they stand in the order in which the model made them; else they are put in the one that names suggest.
+    """
+
+    by_name: dict[str, Holder]
+    ordered: bool = False
+    told: dict[str, Any] = field(default_factory=dict)  # what each was found to be
+    _shown: dict[str, bool] = field(default_factory=dict)
+
+    def beside(self, holder: Holder, name: str) -> Holder | None:
+        """The module that has another last name in the same one; ".x" for one further out."""
+        around = holder.name.rpartition(".")[0]
+        while name.startswith("."):
+            around, name = around.rpartition(".")[0], name[1:]
+        return self.by_name.get(f"{around}.{name}" if around else name)
+
+    def outputs_of(self, holder: Holder) -> int | None:
+        """How many outputs a layer surely has: one for each entry of its bias, or of the norm that is the next in a row."""
+        after = self.beside(holder, str(int(holder.last) + 1)) if holder.last.isdecimal() else None
+        is_norm = after is not None and "bias" in after.tensors
+        for size in (holder.shape("bias"), after.shape() if after is not None and is_norm else ()):
+            if len(size) == 1:
+                return size[0]
+        return None
+
+    def transposed(self, holder: Holder) -> bool:
+        """Whether a layer is surely stored (in, out, ...). A square one may be: that makes no difference."""
+        shape = holder.shape()
+        return shape[0] != shape[1] == self.outputs_of(holder)
+
+    @cached_property
+    def convolutions(self) -> list[Holder]:
+        found = [holder for holder in self.by_name.values() if 3 <= len(holder.shape()) <= 5]
+        return found if self.ordered else sorted(found, key=lambda holder: _natural(holder.name))
+
+    @cached_property
+    def before(self) -> dict[str, Holder | None]:
+        """The convolution before each, of those with as many axes."""
+        last: dict[int, Holder] = {}
+        found: dict[str, Holder | None] = {}
+        for holder in self.convolutions:
+            found[holder.name] = last.get(len(holder.shape()))
+            last[len(holder.shape())] = holder
+        return found
+
+    @cached_property
+    def first_sides(self) -> set[int]:
+        """How many outputs there are of any layer, if none is transposed."""
+        return {shape[0] for holder in self.by_name.values() if len(shape := holder.shape()) >= 2}
+
+    def next_reads(self, holder: Holder) -> int | None:
+        """The second side of the convolution after one."""
+        return next((h.shape()[1] for h in self.convolutions if self.before[h.name] is holder), None)
+
+    @cached_property
+    def one_channel(self) -> bool:
+        """Whether something in the network has one channel, so that reading one is no sign of a layer for each channel."""
+        first = (holder.shape()[1] for holder in self.convolutions if self.before[holder.name] is None)
+        return 1 in (*first, *(n for holder in self.convolutions for n in (holder.shape()[0], self.outputs_of(holder))))
+
+    def follows(self, before: str, name: str) -> bool:
+        """Whether names bear out that one layer reads what the other writes.
+
+        They do if they part at a number (conv1 and conv2, layer1.1.conv2 and layer2.0.conv1), or where one is at the
+        network's beginning or end; and, if the order is the model's own, if both are in one module and the first is no
+        shortcut.
+        """
+        one, other = next((a, b) for a, b in zip(f"{before}.".split("."), f"{name}.".split("."), strict=False) if a != b)
+        numbered = re.sub("[0-9]+", "", one) == re.sub("[0-9]+", "", other)
+        together = self.ordered and before.rpartition(".")[0] == name.rpartition(".")[0] and not SHORTCUT.fullmatch(before)
+        return numbered or together or bool(EARLY.fullmatch(one) or LATE.fullmatch(other))
+
+    def shows(self, sign: re.Pattern[str]) -> bool:
+        """Whether a module is called so."""
+        if sign.pattern not in self._shown:
+            self._shown[sign.pattern] = any(map(sign.fullmatch, self.by_name))
+        return self._shown[sign.pattern]
+
+
+def _natural(name: str) -> list[tuple[int, list[tuple[int, int | str]]]]:
+    """The order that people have in mind: numbers by size, what reads the input first, what writes the output last."""
+    return [
+        (
+            0 if EARLY.fullmatch(part) else 2 if LATE.fullmatch(part) else 1,
+            [(0, int(piece)) if piece.isdecimal() else (1, piece) for piece in re.split(r"([0-9]+)", part) if piece],
+        )
+        for part in name.split(".")
+    ]

@@ -1,0 +1,294 @@
+"""What a checkpoint's matrices are like: figures for each, and in plain words what stands out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor, nn
+
+from ..inventory import WeightMatrix
+from ..linalg.batches import Stack
+from ..linalg.effective_rank import effective_rank_of_spectrum
+from ..measures.weights import layer_deviation, singular_values
+from ..unfolded import unfolded_weight
+from ..weights import LeftAlone, Where, choose
+from .opened import Checkpoint, open_checkpoint
+from .skeleton import Skeleton, skeleton
+from .stored import CheckpointError, Stored
+
+_SMALL = 2**22  # entries, up to which an SVD in float64 is quick; beyond, a Gram matrix's eigenvalues
+_LOST = 0.5  # of the effective rank of a random matrix: below it directions are missing
+_FLAT = 1e4  # times the smaller side: a condition number that one in 5000 square Gaussian matrices exceeds
+_BLOCK = 2**22  # entries that are turned into float64 together
+
+
+@dataclass(frozen=True)
+class MatrixReport:
+    """One weight, or a part of a fused one. Its spectrum is that of the map from inputs, all taps of a kernel, to outputs.
+
+    deviation: from isometry, per column, as `layer_deviation` has it; None where it is not known what is out and what in.
+    effective_rank: mean over its matrices; random_rank: that of a Gaussian matrix of these sides.
+    condition: the largest of its matrices; inf for a singular one. at_least: it is larger than this, and not resolved.
+    distance: ‖W - reference‖/‖reference‖; None without a reference.
+    bad: entries that are NaN or infinite. Then there are no other figures.
+    """
+
+    name: str
+    kind: str
+    role: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    matrices: int
+    sides: tuple[int, int]  # (out, in) of each matrix
+    norm: float = math.nan
+    deviation: float | None = None
+    effective_rank: float = math.nan
+    random_rank: float = math.nan
+    condition: float = math.nan
+    at_least: float | None = None
+    distance: float | None = None
+    bad: int = 0
+
+    @property
+    def share_of_rank(self) -> float:
+        """Effective rank beside that of a random matrix: 1 is as good as new, 0 is nothing left."""
+        return self.effective_rank / self.random_rank
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found; `summary` in words."""
+
+    checkpoint: Checkpoint
+    skeleton: Skeleton
+    matrices: tuple[MatrixReport, ...]  # worst first
+    left_alone: tuple[LeftAlone, ...]
+    reference: Path | None
+    without_reference: tuple[str, ...]  # names that the reference does not have in this shape
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        return tuple(_summary(self))
+
+
+ORDERS: dict[str, Callable[[MatrixReport], float]] = {
+    "rank": lambda report: -report.share_of_rank,
+    "deviation": lambda report: -1.0 if report.deviation is None else report.deviation,
+    "condition": lambda report: report.condition,
+    "norm": lambda report: report.norm,
+    "distance": lambda report: -1.0 if report.distance is None else report.distance,
+}
+
+
+def inspect(
+    path: str | Path,
+    *,
+    reference: str | Path | None = None,
+    where: Where | None = None,
+    by: str = "rank",
+    device: str | torch.device = "cpu",
+    tell: Callable[[int, int, str], None] | None = None,
+) -> Inspection:
+    """Figures of every matrix of a checkpoint, worst first. One weight is in memory at a time.
+
+    reference: an earlier checkpoint of the same network, in any format, to see how far each weight has moved.
+    where: which weights; None: all, embeddings too.
+    by: what is worst: "rank" (least effective rank beside a random matrix's), "deviation", "condition", "norm", "distance".
+    """
+    if by not in ORDERS:
+        raise ValueError(f"by={by!r}: give one of {', '.join(ORDERS)}")
+    if by == "distance" and reference is None:
+        raise ValueError('by="distance" needs a reference: an earlier checkpoint of the same network')
+    checkpoint = open_checkpoint(path)
+    bones = skeleton(checkpoint)
+    before = None if reference is None else open_checkpoint(reference)
+    matrices = {name for name, stored in checkpoint.tensors.items() if len(stored.shape) == 2 and name.endswith(".weight")}
+    weights, left_alone = _weights(bones, where, matrices)
+    absent = [name for name in dict.fromkeys(bones.stored(w).name for w in weights) if not _same(name, checkpoint, before)]
+    if before is not None and len(absent) == len({bones.stored(w).name for w in weights}):
+        raise CheckpointError(f"{reference} has none of the weights of {path} by name and shape: is it of the same network?")
+    reports: list[MatrixReport] = []
+    with ExitStack() as stack:
+        every = {*checkpoint.files, *(before.files if before is not None else ())}
+        files = {file: stack.enter_context(open(file, "rb")) for file in every}
+        for number, weight in enumerate(weights):
+            if tell is not None:
+                tell(number, len(weights), weight.name)
+            stored = bones.stored(weight)
+            other = before.tensors[stored.name] if before is not None and stored.name not in absent else None
+            report = _report(weight, bones.layer(weight), stored, other, files, device)
+            reports.append(replace(report, kind="unknown", deviation=None) if weight.name in bones.taken else report)
+    reports.sort(key=lambda report: (report.bad == 0, -_finite(ORDERS[by](report))))
+    missing = tuple(absent) if before is not None else ()
+    return Inspection(checkpoint, bones, tuple(reports), left_alone, before.path if before is not None else None, missing)
+
+
+def _weights(bones: Skeleton, where: Where | None, matrices: set[str]) -> tuple[list[WeightMatrix], tuple[LeftAlone, ...]]:
+    """What to look at: reading, unlike writing, may take what is tied, follows others or is of an unknown kind."""
+    if where is not None:
+        selection = choose(bones.weights(frozen=True), where)
+        return [*selection.chosen], selection.left_alone
+    for name in [name for name in bones.unknown if name in matrices]:  # a spectrum does not ask what is out and what in
+        bones.take_as_plain(name)
+    found = bones.weights(frozen=True)
+    seen = [weight for weight in found.weights if weight.kind not in ("norm", "tied_head")]
+    left = [LeftAlone(weight.name, weight.shape, weight.reason) for weight in (*found.skipped, *found.broken)]
+    return seen, tuple(left)
+
+
+def _same(name: str, checkpoint: Checkpoint, before: Checkpoint | None) -> bool:
+    other = before.tensors.get(name) if before is not None else None
+    return other is not None and other.shape == checkpoint.tensors[name].shape and other.dtype.is_floating_point
+
+
+@torch.no_grad()
+def _report(
+    weight: WeightMatrix,
+    layer: nn.Module,
+    stored: Stored,
+    other: Stored | None,
+    files: Mapping[Path, BinaryIO],
+    device: str | torch.device,
+) -> MatrixReport:
+    values = stored.read(files[stored.file]).to(device)
+    weight = replace(weight, parameter=nn.Parameter(values, requires_grad=False))
+    stack, unfolded = weight.stack(), unfolded_weight(weight, layer)
+    seen = Stack(unfolded.view(values), unfolded.out_axes, unfolded.in_axes).read()  # (..., out, in)
+    report = MatrixReport(
+        weight.name,
+        weight.kind,
+        weight.role,
+        str(stored.dtype).removeprefix("torch."),
+        stored.shape,
+        stack.count,
+        (stack.rows, stack.columns),
+    )
+    bad = int((~seen.isfinite()).sum())
+    if bad:
+        return replace(report, bad=bad)
+    matrices = seen.reshape(-1, *seen.shape[-2:])
+    spectra, resolution = zip(*(_spectrum(matrix) for matrix in matrices), strict=True)
+    spectrum = torch.stack(spectra)
+    largest, smallest = spectrum.amax(-1), spectrum.amin(-1)
+    conditions = torch.where(largest > 0, largest / smallest, torch.inf)
+    plain = weight.layout.kernel_area == 1 and matrices.shape[-2:] == (stack.rows, stack.columns)
+    deviation = _deviation(spectrum, weight.scale) if plain else float(layer_deviation(weight))
+    condition = float(conditions.max())
+    return replace(
+        report,
+        norm=float(spectrum.square().sum().sqrt()),
+        deviation=deviation,
+        effective_rank=float(torch.stack([effective_rank_of_spectrum(values) for values in spectrum]).mean()),
+        random_rank=random_rank(*matrices.shape[-2:]),
+        condition=condition,
+        at_least=1 / max(resolution) if math.isinf(condition) and max(resolution) > 1e-12 else None,
+        distance=None if other is None else _distance(weight, other.read(files[other.file]).to(device)),
+    )
+
+
+def _spectrum(matrix: Tensor) -> tuple[Tensor, float]:
+    """Singular values in float64, and the share of the largest below which they count as zero."""
+    rows, columns = matrix.shape
+    if matrix.numel() <= _SMALL:
+        return singular_values(matrix.double()), torch.finfo(torch.float64).eps * max(rows, columns)
+    tall = matrix if rows >= columns else matrix.mT
+    gram = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64, device=matrix.device)
+    for block in tall.split(max(1, _BLOCK // tall.shape[1])):
+        exact = block.double()
+        gram.addmm_(exact.mT, exact)
+    squares = torch.linalg.eigvalsh(gram).clamp_min(0)
+    noise = torch.finfo(torch.float64).eps * max(rows, columns)  # of the squares: their roots lose half the digits
+    squares = torch.where(squares > noise * squares.amax(), squares, 0)
+    return squares.sqrt().flip(-1), math.sqrt(noise)
+
+
+def _deviation(spectrum: Tensor, scale: float) -> float:
+    """DfI per column by singular values: ‖GᵀG - I‖² = Σ(σ²/scale² - 1)²."""
+    return float(((spectrum / scale).square() - 1).square().sum(-1).mean() / spectrum.shape[-1])
+
+
+def _distance(weight: WeightMatrix, other: Tensor) -> float:
+    mine, its = weight.layout.view(weight.parameter), weight.layout.view(other)
+    moved = norm = 0.0
+    rows = max(1, _BLOCK * mine.shape[0] // mine.numel())
+    for a, b in zip(mine.split(rows), its.split(rows), strict=True):
+        moved += float((a.double() - b.double()).square().sum())
+        norm += float(b.double().square().sum())
+    return math.sqrt(moved / norm) if norm else math.inf if moved else 0.0
+
+
+def random_rank(rows: int, columns: int) -> float:
+    """The effective rank of a large Gaussian matrix of these sides, by the law of Marchenko and Pastur.
+
+        k·exp(-E[(σ/Eσ)·log(σ/Eσ)]),    σ² = 1 + c + 2·sqrt(c)·cos(θ),    θ of density 2·sin²(θ)/(π·σ²),    c = k/larger side
+
+    >>> round(random_rank(100, 100), 1), round(random_rank(1000, 10), 1)
+    (80.5, 10.0)
+    """
+    small, large = sorted((rows, columns))
+    c, points = small / large, 4096
+    total = mean = entropy = 0.0
+    for number in range(points):
+        angle = math.pi * (number + 0.5) / points
+        square = max(1 + c + 2 * math.sqrt(c) * math.cos(angle), 1e-300)
+        density, value = math.sin(angle) ** 2 / square, math.sqrt(square)
+        total, mean, entropy = total + density, mean + density * value, entropy + density * value * math.log(value)
+    average = mean / total
+    return small * math.exp(-(entropy / total / average - math.log(average)))
+
+
+def _finite(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _summary(found: Inspection) -> list[str]:
+    said: list[str] = []
+    whole = [report for report in found.matrices if not report.bad]
+    broken = [report for report in found.matrices if report.bad]
+    if broken:
+        named = ", ".join(f"{report.name} ({report.bad:,})" for report in broken[:3])
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        said.append(f"NaN or infinite entries: {named}{more}. Training cannot go on from these: take an earlier checkpoint.")
+    lost = sorted((report for report in whole if report.share_of_rank < _LOST), key=lambda report: report.share_of_rank)
+    if lost:
+        worst = lost[0]
+        said.append(
+            f"{_count(lost, whole)} lost directions: the effective rank is under half that of a random matrix of the same "
+            f"sides. Worst is {worst.name}: {worst.effective_rank:.1f}, a random one has {worst.random_rank:.1f}."
+        )
+    flat = [report for report in whole if report.condition > _FLAT * min(report.sides)]
+    if flat:
+        worst = max(flat, key=lambda report: report.condition)
+        said.append(
+            f"{_count(flat, whole)} directions that are all but gone: the condition number is beyond what a random matrix "
+            f"has. Worst is {worst.name}: {shown_condition(worst)}."
+        )
+    moved = sorted((report for report in whole if report.distance is not None), key=lambda report: report.distance or 0)
+    if moved:
+        middle, most = statistics.median(report.distance or 0 for report in moved), moved[-1]
+        said.append(
+            f"Since the reference a weight has moved by {middle:.2g} of its norm (median of {len(moved)}), "
+            f"most {most.name}, by {most.distance:.2g}."
+        )
+    if not (broken or lost or flat):
+        said.append(f"None of {len(whole)} matrices has lost rank or is all but singular.")
+    said.append(
+        "Weights alone do not tell whether units are dead or features collapse: rp.diagnose(model, data) does, given both."
+    )
+    return said
+
+
+def _count(some: Sequence[object], of: Sequence[object]) -> str:
+    return f"{len(some)} of {len(of)} matrices {'has' if len(some) == 1 else 'have'}"
+
+
+def shown_condition(report: MatrixReport) -> str:
+    """As people read it."""
+    return f"> {report.at_least:.0e}" if report.at_least is not None else f"{report.condition:.3g}"

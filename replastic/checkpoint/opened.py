@@ -1,0 +1,184 @@
+"""`open_checkpoint`: a file or folder of weights, of whatever format, as tensors by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import safetensors_file
+from .stored import CheckpointError, Stored
+from .torch_file import Contents, read_archive, read_legacy
+from .zipped import Member
+
+_INDEX = ".index.json"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".zip")
+_LONGEST_INDEX = 2**27
+_LONGEST_NAME = 255  # bytes, of a file
+_DEEPEST = 64  # modules in each other
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was looked into, and not loaded.
+
+    folder: whether it is one, or an index with shards, and so is written as one.
+    files: that hold its tensors.
+    along: files that belong to it and hold none: an index, and in a folder everything that lies beside.
+    averages: names of tensors that are means of weights over training.
+    beside: what else is in its files, in words.
+    checksums: members of archives, by file, whose checksums depend on their content; inner ones first.
+    """
+
+    path: Path
+    format: str
+    tensors: dict[str, Stored]
+    files: tuple[Path, ...]
+    folder: bool = False
+    along: tuple[Path, ...] = ()
+    averages: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    checksums: dict[Path, list[Member]] = field(default_factory=dict)
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Look into a checkpoint: a `.safetensors` file, a file of torch.save, Lightning or Stable-Baselines3, the index of a
+    sharded one, or a folder as `save_pretrained` makes it. Neither its code nor its numbers are loaded."""
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}: give a checkpoint, or the folder of one")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is neither a file nor a folder: give a checkpoint, or the folder of one")
+    if path.name.endswith(_INDEX):
+        return _open_sharded(path, ())
+    contents = _read_file(path)
+    return _checkpoint(path, [(path, contents)])
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    files = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+    indices = [file for file in files if file.name.endswith(_INDEX)]
+    named = set().union(*(_shard_names(index).values() for index in indices)) if indices else set()
+    weights = [file for file in files if file.suffix in _WEIGHTS and file.name not in named and _is_model(file)]
+    candidates = [*indices, *weights]
+    if len(candidates) != 1:
+        found = ", ".join(file.name for file in candidates[:5]) or "no file of weights"
+        inside = [
+            entry.name for entry in sorted(folder.iterdir()) if entry.is_dir() and any(map(_is_weights, entry.iterdir()))
+        ]
+        hint = f"; or give one of its folders: {', '.join(inside[:5])}" if inside else ""
+        raise CheckpointError(f"{folder} holds {found}: give the one file that is meant{hint}")
+    [chosen] = candidates
+    beside = tuple(file for file in files if file != chosen and file.name not in named)
+    if chosen in indices:
+        return _open_sharded(chosen, beside, folder)
+    return _checkpoint(folder, [(chosen, _read_file(chosen))], beside)
+
+
+def _open_sharded(index: Path, beside: tuple[Path, ...], path: Path | None = None) -> Checkpoint:
+    where = _shard_names(index)
+    shards = sorted(set(where.values()))
+    missing = [name for name in shards if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index} names {missing[0]}, which is not there ({len(missing)} of {len(shards)} are missing)"
+        )
+    read = [(index.parent / name, _read_file(index.parent / name)) for name in shards]
+    held = {file.name: contents for file, contents in read}
+    aside = {entry.partition(" (")[0] for _, contents in read for entry in contents.beside}
+    absent = [name for name, shard in where.items() if name not in held[shard].tensors and name not in aside]
+    if absent:
+        raise CheckpointError(f"{index} says that {absent[0]} is in {where[absent[0]]}, where it is not")
+    return _checkpoint(path or index, read, (index, *beside))
+
+
+def _shard_names(index: Path) -> dict[str, str]:
+    """Which file each tensor is in. Names lead nowhere but beside the index."""
+    try:
+        if index.stat().st_size > _LONGEST_INDEX:
+            raise ValueError("it is too large for an index")
+        where: Any = json.loads(index.read_bytes())["weight_map"]
+        good = isinstance(where, dict) and all(isinstance(name, str) for name in where.values()) and bool(where)
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise CheckpointError(f"{index}: not an index of shards ({problem})") from problem
+    if not good:
+        raise CheckpointError(f"{index}: its weight_map is not a table of tensors and files")
+    for name in where.values():
+        length = len(name.encode("utf-8", "surrogatepass"))
+        odd = name in ("", ".", "..") or "\\" in name or "\0" in name or length > _LONGEST_NAME
+        if odd or name != Path(name).name:
+            raise CheckpointError(
+                f"{index} names the file {name[:_LONGEST_NAME]!r}: a shard must lie beside its index, by its name alone"
+            )
+    return where
+
+
+def _read_file(path: Path) -> Contents:
+    with open(path, "rb") as file:
+        start = file.read(32)
+    if not start:
+        raise CheckpointError(f"{path} is empty")
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{path} is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`")
+    if start[:4] == b"PK\x03\x04":
+        return read_archive(path)
+    if path.suffix == ".safetensors" or safetensors_file.looks_like(start):
+        tensors, unknown = safetensors_file.read_header(path)
+        return Contents(
+            "safetensors", tensors, beside=[f"{name} (of a format that torch does not know)" for name in unknown]
+        )
+    if start[:1] == b"\x80":
+        return read_legacy(path)
+    raise CheckpointError(
+        f"{path} begins with {start[:8]!r}, as neither safetensors nor torch.save do: give a .safetensors, .pt, .pth, .bin "
+        "or .ckpt file, the .zip of a Stable-Baselines3 agent, or a folder of these"
+    )
+
+
+def _checkpoint(path: Path, read: list[tuple[Path, Contents]], along: tuple[Path, ...] | None = None) -> Checkpoint:
+    tensors: dict[str, Stored] = {}
+    for file, contents in read:
+        for name, stored in contents.tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"{name} is in {tensors[name].file.name} and in {file.name}: which one counts?")
+            if not name.isprintable() or name.count(".") >= _DEEPEST:
+                raise CheckpointError(f"{file}: a tensor is called {name[:80]!r}, which no module's is")
+            tensors[name] = stored
+    if not tensors:
+        beside = _listed(entry for _, contents in read for entry in contents.beside)
+        raise CheckpointError(f"{path} holds no tensor by name" + (f", only {beside}" if beside else ""))
+    return Checkpoint(
+        path,
+        read[0][1].format,
+        tensors,
+        tuple(file for file, _ in read),
+        along is not None,
+        along or (),
+        tuple(name for _, contents in read for name in contents.averages),
+        tuple(_printable(entry) for _, contents in read for entry in contents.beside),
+        {file: contents.checksums for file, contents in read if contents.checksums},
+    )
+
+
+def _is_weights(file: Path) -> bool:
+    return file.is_file() and (file.suffix in _WEIGHTS or file.name.endswith(_INDEX))
+
+
+def _is_model(file: Path) -> bool:
+    """Trainers keep other things in such files: those are copied, and are not what is meant."""
+    aside = ("optimizer", "scheduler", "rng_state", "training_args", "scaler", "plasticity")
+    return not file.name.startswith(aside)
+
+
+def _printable(text: str) -> str:
+    """What a file says is shown to people, and may not move their cursor."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = [_printable(name) for name in names]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

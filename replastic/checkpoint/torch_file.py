@@ -1,0 +1,312 @@
+"""Files of torch.save: which tensors they hold, and where those lie. Also those that Stable-Baselines3 and Lightning make.
+
+Since 2020 such a file is a zip archive of a pickle, which holds everything but the numbers, and one member for each storage.
+Before, it was a row of pickles with the storages after them; many older files on model hubs are so.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+
+from .pickled import Call, Named, StorageId, read_pickle
+from .stored import CheckpointError, Stored, possible
+from .zipped import Member, Stretch, members
+
+_DTYPES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+    "UntypedStorage": torch.uint8,
+}
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_DEEPEST = 64  # containers in each other
+_POLICY = "policy.pth"  # the weights in an agent's archive
+# Containers whose tensors are no weights: what trainers save beside them.
+_BESIDE = re.compile(r"optim|sched|callback|loops|rng|hyper|scaler|grad|momentum|args|config", re.IGNORECASE)
+_AVERAGE = re.compile(r"(^|_)(ema|swa|average[ds]?|shadow)(_|$)|_ema$", re.IGNORECASE)
+
+
+@dataclass
+class Contents:
+    """What was found in one file."""
+
+    format: str
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    averages: list[str] = field(default_factory=list)  # names of tensors that are means of weights over training
+    beside: list[str] = field(default_factory=list)  # what is in the file and no weight, in words
+    checksums: list[Member] = field(default_factory=list)  # inner ones first
+
+
+class _Tensor(NamedTuple):
+    storage: StorageId
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def read_archive(path: Path) -> Contents:
+    """A zip archive: of torch.save, or of Stable-Baselines3's save with one of those inside."""
+    with open(path, "rb") as file:
+        size = path.stat().st_size
+        outer = members(file, 0, size, str(path))
+        if _POLICY not in outer:
+            contents = _read_saved(path, file, outer, str(path))
+            contents.checksums = [*outer.values()]
+            return contents
+        policy = outer[_POLICY]
+        what = f"{path}, {_POLICY}"
+        if not policy.plain:
+            raise CheckpointError(f"{what} is compressed, and it must not be: pack the archive anew, as in zip -0")
+        inner = members(file, policy.offset, policy.size, what)
+        contents = _read_saved(path, file, inner, what)
+        contents.format = "Stable-Baselines3"
+        contents.checksums = [*inner.values(), policy]
+        contents.beside += [f"{name} (copied as it is)" for name in outer if name != _POLICY]
+        return contents
+
+
+def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) -> Contents:
+    """An archive of torch.save, by its members."""
+    pickles = [name for name in held if name == "data.pkl" or name.endswith("/data.pkl")]
+    if any(name.endswith("constants.pkl") for name in held):
+        raise CheckpointError(
+            f"{what}: it is a TorchScript program, not a file of weights: save its weights alone, as in "
+            "torch.save(torch.jit.load(path).state_dict(), new_path)"
+        )
+    if len(pickles) != 1:
+        raise CheckpointError(
+            f"{what}: a zip archive with {len(pickles)} members data.pkl, where torch.save makes one, and without "
+            f"{_POLICY}: give a file of torch.save, Lightning or Stable-Baselines3"
+        )
+    prefix = pickles[0].removesuffix("data.pkl")
+    order = held.get(f"{prefix}byteorder")
+    if order is not None and _content(file, order, what) != b"little":
+        raise CheckpointError(f"{what}: its numbers are stored big end first: save it anew on a machine of today")
+
+    def locate(storage: StorageId, dtype: torch.dtype) -> int:
+        member = held.get(f"{prefix}data/{storage.key}")
+        if member is None or not member.plain:
+            state = "is compressed" if member is not None else "is missing"
+            raise CheckpointError(f"{what}: the member data/{storage.key}, which a tensor lies in, {state}")
+        if member.size != storage.numel * dtype.itemsize:
+            raise CheckpointError(
+                f"{what}: data/{storage.key} has {member.size:,} bytes, where {storage.numel:,} entries of {dtype} are said "
+                "to be: it is damaged"
+            )
+        return member.offset
+
+    content = read_pickle(_stream(file, held[pickles[0]], what), what)
+    return _contents(path, content, locate, what)
+
+
+def read_legacy(path: Path) -> Contents:
+    """A file of torch.save from before it made archives."""
+    what, size = str(path), path.stat().st_size
+    with open(path, "rb") as raw:
+        file = io.BufferedReader(Stretch(raw, 0, size))
+        magic = read_pickle(file, what)  # pyright: ignore[reportArgumentType]
+        if magic != _LEGACY_MAGIC:
+            raise CheckpointError(f"{what}: a pickle, but none of torch.save: give a file that torch.save made")
+        _, system, content, keys = (read_pickle(file, what) for _ in range(4))  # pyright: ignore[reportArgumentType]
+        if not isinstance(system, dict) or system.get("little_endian") is not True or not isinstance(keys, list):
+            raise CheckpointError(f"{what}: its numbers are stored big end first, or it is damaged: save it anew")
+        kinds: dict[str, StorageId] = {}
+        for storage in _storages(content):
+            if kinds.setdefault(storage.key, storage)[:3] != storage[:3]:
+                raise CheckpointError(f"{what}: its pickle says two things of storage {storage.key}: it is damaged")
+        starts: dict[str, int] = {}
+        at = file.tell()
+        for key in keys:
+            file.seek(at)
+            count = int.from_bytes(file.read(8), "little", signed=True)
+            if not isinstance(key, str) or key not in kinds or count != kinds[key].numel or kinds[key].view_of is not None:
+                named = key if isinstance(key, str) else f"under a {type(key).__name__}"
+                raise CheckpointError(f"{what}: its storage {named} is not as its pickle says: load it and save it anew")
+            starts[key] = at + 8
+            at += 8 + count * _dtype(kinds[key].kind, what).itemsize
+            if at > size:
+                raise CheckpointError(f"{what}: it ends within storage {key}: it was cut short. Fetch it anew")
+
+    def locate(storage: StorageId, dtype: torch.dtype) -> int:
+        if storage.key not in starts:
+            raise CheckpointError(f"{what}: the storage {storage.key}, which a tensor lies in, is missing")
+        return starts[storage.key]
+
+    return _contents(path, content, locate, what)
+
+
+def _contents(path: Path, content: Any, locate: Callable[[StorageId, torch.dtype], int], what: str) -> Contents:
+    """The tensors of what a pickle holds, by name. With one state dict they have its names, with several its own before."""
+    contents = Contents("Lightning" if isinstance(content, dict) and "pytorch-lightning_version" in content else "PyTorch")
+    holders: dict[tuple[str, ...], dict[str, _Tensor]] = {}
+    for place, name, tensor in _walk(content, what, contents.beside):
+        held = holders.setdefault(place, {})
+        if name in held:
+            raise CheckpointError(f"{what}: two of its tensors are called {'.'.join((*place, name))}")
+        held[name] = tensor
+    averages = [place for place in holders if any(map(_AVERAGE.search, place))]
+    main = [
+        place
+        for place, held in holders.items()
+        if place not in averages
+        and any(len(tensor.shape) > 1 and tensor.dtype.is_floating_point for tensor in held.values())
+    ]
+    others = {".".join((*place, own)) for place, held in holders.items() if [place] != main for own in held}
+    short = len(main) == 1 and not others & holders[main[0]].keys()
+    for place, held in holders.items():
+        prefix = () if short and [place] == main else place
+        for own, tensor in held.items():
+            name = ".".join((*prefix, own))
+            if name in contents.tensors:
+                raise CheckpointError(f"{what}: two of its tensors are called {name}")
+            stored = _stored(path, name, tensor, locate, what)
+            if stored.overlaps:
+                contents.beside.append(f"{name} (some of its entries share memory, as of an expanded tensor)")
+                continue
+            contents.tensors[name] = stored
+            if place in averages:
+                contents.averages.append(name)
+    return contents
+
+
+def _walk(content: Any, what: str, beside: list[str]) -> Iterator[tuple[tuple[str, ...], str, _Tensor]]:
+    """(where its dict is, its key, tensor) of all tensors that are entries of a dict, in the file's order.
+
+    Every container is gone through once, though a pickle may hold it in many places or in itself.
+    """
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), content)]
+    seen: set[int] = set()
+    while waiting:
+        place, value = waiting.pop()
+        if id(value) in seen or not isinstance(value, dict | list | tuple):
+            continue
+        if len(place) > _DEEPEST:
+            raise CheckpointError(
+                f"{what}: it has more than {_DEEPEST} containers in each other, which no file of weights has"
+            )
+        seen.add(id(value))
+        if isinstance(value, dict) and {"state", "param_groups"} <= value.keys():
+            beside.append(f"{'.'.join(place) or 'the file'} (an optimiser's state; it belongs to the old weights)")
+            continue
+        inner: list[tuple[tuple[str, ...], Any]] = []
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            name = str(key) if isinstance(key, str | int | float) else type(key).__name__
+            if isinstance(item, Call):
+                tensor = _tensor(item, what)
+                if tensor is not None and isinstance(key, str):
+                    yield place, name, tensor
+                elif "tensor" in item.function and isinstance(key, str):
+                    beside.append(f"{'.'.join((*place, name))} (made by {item.function}: not a plain tensor)")
+            elif isinstance(item, dict | list | tuple) and item:
+                if isinstance(key, str) and not place and _BESIDE.search(name):
+                    beside.append(f"{name} (copied as it is)")
+                else:
+                    inner.append(((*place, name), item))
+        waiting += reversed(inner)
+
+
+def _tensor(call: Call, what: str) -> _Tensor | None:
+    """What a call would make, if it is a plain tensor."""
+    function, arguments = call.function, call.arguments
+    for _ in range(8):  # a parameter around a tensor around its class: never more
+        match function, arguments:
+            case "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state", (Call() as inner, *_):
+                function, arguments = inner.function, inner.arguments
+            case "torch._tensor._rebuild_from_type_v2", (Named(path=made), Named(path=kind), tuple() as given, *_):
+                if kind not in ("torch.nn.parameter.Parameter", "torch.Tensor"):
+                    return None
+                function, arguments = made, given
+            case _:
+                break
+    shape = arguments[2] if len(arguments) > 2 else None
+    shape = shape.arguments[0] if isinstance(shape, Call) and shape.function == "torch.Size" and shape.arguments else shape
+    match function, arguments:
+        case ("torch._utils._rebuild_tensor_v2", (_, _, _, _, _, _, dict() as flags, *_)) | (
+            "torch._utils._rebuild_tensor_v3",
+            (_, _, _, _, _, _, _, dict() as flags, *_),
+        ) if flags:
+            return None  # its numbers are the conjugates or negatives of those that are stored
+        case "torch._utils._rebuild_tensor_v3", (StorageId() as storage, offset, _, stride, _, _, Named(path=path), *_):
+            dtype = getattr(torch, path.removeprefix("torch."), None)
+        case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2", (
+            StorageId() as storage,
+            offset,
+            _,
+            stride,
+            *_,
+        ):
+            dtype = _dtype(storage.kind, what)
+        case _:
+            return None
+    numbers = [offset, *(shape if isinstance(shape, tuple) else [None]), *(stride if isinstance(stride, tuple) else [None])]
+    whole = all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+    if (
+        not whole
+        or not isinstance(shape, tuple)
+        or not isinstance(dtype, torch.dtype)
+        or len(shape) != len(stride)
+        or not possible(shape)
+    ):
+        raise CheckpointError(f"{what}: a tensor of its pickle has no proper place, shape and strides: it is damaged")
+    return _Tensor(storage, offset, shape, stride, dtype)
+
+
+def _stored(path: Path, name: str, tensor: _Tensor, locate: Callable[[StorageId, torch.dtype], int], what: str) -> Stored:
+    kind = _dtype(tensor.storage.kind, what)
+    start = locate(tensor.storage, kind)
+    begin = tensor.offset * tensor.dtype.itemsize if 0 not in tensor.shape else 0  # of a slice of nothing it may be anywhere
+    stored = Stored(name, path, start + begin, tensor.dtype, tensor.shape, tensor.stride)
+    if stored.offset + stored.span > start + tensor.storage.numel * kind.itemsize:
+        raise CheckpointError(
+            f"{what}: {name} {tensor.shape} with strides {tensor.stride} reaches beyond its storage: it is damaged"
+        )
+    return stored
+
+
+def _dtype(kind: str, what: str) -> torch.dtype:
+    dtype = _DTYPES.get(kind.rpartition(".")[2])
+    if dtype is None:
+        raise CheckpointError(
+            f"{what}: it holds a {kind}, which is no type of number that is known: load it and save it anew"
+        )
+    return dtype
+
+
+def _storages(content: Any) -> Iterator[StorageId]:
+    """Every storage that is referred to, wherever it stands."""
+    waiting, seen = [content], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, StorageId):
+            yield value
+        elif isinstance(value, dict | list | tuple | Call) and id(value) not in seen:
+            seen.add(id(value))
+            inner = value.arguments if isinstance(value, Call) else [*value.values()] if isinstance(value, dict) else value
+            waiting += inner
+
+
+def _stream(file: BinaryIO, member: Member, what: str) -> Any:
+    if not member.plain:
+        raise CheckpointError(f"{what}: its member {member.name} is compressed, and torch.save does not do that")
+    return io.BufferedReader(Stretch(file, member.offset, member.size))
+
+
+def _content(file: BinaryIO, member: Member, what: str) -> bytes:
+    return _stream(file, member, what).read(64)

@@ -1,0 +1,168 @@
+"""Zip archives as stretches of a file: where each member's bytes lie, and where its checksum stands.
+
+Nothing is unpacked. An archive may itself be a member of another, stored as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from .stored import CheckpointError
+
+_BLOCK = 2**22
+_LOCAL, _CENTRAL, _DESCRIPTOR = b"PK\x03\x04", b"PK\x01\x02", b"PK\x07\x08"
+_HAS_DESCRIPTOR, _ENCRYPTED = 0x08, 0x01
+_IN_EXTRA = 0xFFFFFFFF  # a size that stands elsewhere, because it may take more than four bytes
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of an archive.
+
+    offset, size: of its bytes as they are stored.
+    plain: whether those are its content: neither compressed nor encrypted.
+    checksums: where its CRC-32 stands, twice or more.
+    """
+
+    name: str
+    offset: int
+    size: int
+    plain: bool
+    crc: int
+    checksums: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+    def mend(self, file: BinaryIO) -> None:
+        """Write the checksum of what it holds now."""
+        crc = struct.pack("<I", self.checksum(file))
+        for place in self.checksums:
+            file.seek(place)
+            file.write(crc)
+
+    def checksum(self, file: BinaryIO) -> int:
+        """Of what it holds, whatever it claims."""
+        crc, left = 0, self.size
+        file.seek(self.offset)
+        while left:
+            block = file.read(min(_BLOCK, left))
+            if not block:
+                raise CheckpointError(f"{self.name}: the file ends within it")
+            crc, left = zlib.crc32(block, crc), left - len(block)
+        return crc
+
+
+class Stretch(io.RawIOBase):
+    """Some bytes of a file as a file of their own, to be read."""
+
+    def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
+        self.file, self.offset, self.size, self.at = file, offset, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
+        if start + offset < 0:
+            raise OSError("before the start of the file")
+        self.at = start + offset
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        count = max(0, min(len(buffer), self.size - self.at))
+        self.file.seek(self.offset + self.at)
+        got = self.file.readinto(memoryview(buffer)[:count])  # type: ignore[attr-defined]
+        self.at += got
+        return got
+
+
+def members(file: BinaryIO, offset: int, size: int, what: str) -> dict[str, Member]:
+    """The members of an archive that lies at these bytes of a file; raises if they do not fit together."""
+    stretch = Stretch(file, offset, size)
+    try:
+        with zipfile.ZipFile(stretch) as archive:
+            infos, start = archive.infolist(), archive.start_dir
+        found = [
+            _member(stretch, info, place, what) for info, place in zip(infos, _places(stretch, start, infos), strict=True)
+        ]
+    except (zipfile.BadZipFile, struct.error, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as problem:
+        if isinstance(problem, CheckpointError):
+            raise
+        raise CheckpointError(f"{what}: it is not a whole zip archive ({problem}): fetch it anew") from problem
+    by_name = {member.name: member for member in found}
+    if len(by_name) < len(found):
+        raise CheckpointError(f"{what}: two of its members have one name, so what is in it depends on who reads it")
+    end, before = 0, ""
+    for member, info in sorted(zip(found, infos, strict=True), key=lambda pair: pair[1].header_offset):
+        if info.header_offset < end:
+            raise CheckpointError(f"{what}: its members {before} and {member.name} overlap")
+        end, before = member.end, member.name
+    if end > start:
+        raise CheckpointError(f"{what}: its member {before} reaches into the archive's own table")
+    return {
+        name: Member(name, m.offset + offset, m.size, m.plain, m.crc, tuple(place + offset for place in m.checksums))
+        for name, m in by_name.items()
+    }
+
+
+def _places(stretch: Stretch, start: int, infos: list[zipfile.ZipInfo]) -> list[int]:
+    """Where the CRC of each stands in the archive's table."""
+    places, at = [], start
+    for _ in infos:
+        stretch.seek(at)
+        header = stretch.read(46)
+        if not header or header[:4] != _CENTRAL:
+            raise zipfile.BadZipFile("its table is damaged")
+        places.append(at + 16)
+        at += 46 + sum(struct.unpack("<3H", header[28:34]))
+    return places
+
+
+def _member(stretch: Stretch, info: zipfile.ZipInfo, place: int, what: str) -> Member:
+    stretch.seek(info.header_offset)
+    header = stretch.read(30)
+    if not header or len(header) < 30 or header[:4] != _LOCAL:
+        raise zipfile.BadZipFile(f"{info.filename} is not where the table says")
+    method, size, *lengths = struct.unpack("<H8xI4x2H", header[8:])
+    name = stretch.read(lengths[0]) or b""
+    if name.decode("utf-8" if info.flag_bits & 0x800 else "cp437") != info.orig_filename:
+        raise CheckpointError(f"{what}: its member {info.filename} is called otherwise where it lies: it was tampered with")
+    if method != info.compress_type:
+        raise CheckpointError(f"{what}: its member {info.filename} is packed in two ways: it was tampered with")
+    data = info.header_offset + 30 + sum(lengths)
+    if data + info.compress_size > stretch.size:
+        raise zipfile.BadZipFile(f"{info.filename} would end after the file")
+    plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _ENCRYPTED
+    if plain and info.compress_size != info.file_size:
+        raise zipfile.BadZipFile(f"{info.filename} claims two sizes")
+    checksums = [place]
+    if info.flag_bits & _HAS_DESCRIPTOR:
+        stretch.seek(data + info.compress_size)
+        following = stretch.read(8) or b""
+        checksums.append(data + info.compress_size + (4 if following[:4] == _DESCRIPTOR else 0))
+    else:
+        checksums.append(info.header_offset + 14)
+        if size not in (info.compress_size, _IN_EXTRA):
+            raise CheckpointError(f"{what}: its member {info.filename} has two sizes: it was tampered with")
+    stored = [int.from_bytes(_read(stretch, at, 4), "little") for at in checksums]
+    if any(crc != info.CRC for crc in stored):
+        raise CheckpointError(f"{what}: its member {info.filename} has two checksums: it is damaged")
+    return Member(info.filename, data, info.compress_size, plain, info.CRC, tuple(checksums))
+
+
+def _read(stretch: Stretch, at: int, count: int) -> bytes:
+    stretch.seek(at)
+    return stretch.read(count) or b""

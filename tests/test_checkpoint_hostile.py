@@ -1,0 +1,597 @@
+"""Files that are damaged, or made to harm: each is refused in words, nothing of it runs, and none takes time or memory."""
+
+import builtins
+import io
+import os
+import pickle
+import random
+import resource
+import struct
+import tracemalloc
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from replastic.checkpoint import CheckpointError, fire, inspect, open_checkpoint, pickled
+from tests.test_checkpoint_safetensors import small_net, values
+
+MIB = 2**20
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def number(value: int) -> bytes:
+    return pickle.dumps(value, 2)[2:-1]
+
+
+def numbers(values: Any) -> bytes:
+    return b"(" + b"".join(number(value) if isinstance(value, int) else value for value in values) + b"t"
+
+
+def tensor(
+    shape: Any = (2, 3),
+    stride: Any = (3, 1),
+    *,
+    offset: Any = 0,
+    numel: Any = 6,
+    kind: str = "torch\nFloatStorage",
+    key: str = "0",
+    made: str = "torch._utils\n_rebuild_tensor_v2",
+) -> bytes:
+    """The instructions that make a tensor."""
+    storage = b"(" + text("storage") + f"c{kind}\n".encode() + text(key) + text("cpu") + numbers([numel])[1:-1] + b"tQ"
+    return (
+        f"c{made}\n(".encode()
+        + storage
+        + numbers([offset])[1:-1]
+        + numbers(shape)
+        + numbers(stride)
+        + b"\x89Ntr"[:-1]
+        + b"R"
+    )
+
+
+def state_dict(*pairs: tuple[str, bytes]) -> bytes:
+    return b"\x80\x02}(" + b"".join(text(name) + value for name, value in pairs) + b"u."
+
+
+GOOD = state_dict(("a.weight", tensor()))
+DATA = torch.arange(6.0).numpy().tobytes()
+
+
+def archive(path: Path, program: bytes = GOOD, *, more: dict[str, bytes] | None = None, data: bytes = DATA) -> Path:
+    """As torch.save makes it, around a pickle of one's own."""
+    members = {"a/data.pkl": program, "a/byteorder": b"little", "a/data/0": data, "a/version": b"3\n", **(more or {})}
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+def legacy(path: Path, program: bytes = GOOD, keys: bytes = b"\x80\x02](U\x010e.", data: bytes | None = None) -> Path:
+    """As torch.save made it before 1.6."""
+    magic, version = pickle.dumps(0x1950A86A20F9469CFC6C, 2), pickle.dumps(1001, 2)
+    system = pickle.dumps({"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2}}, 2)
+    program = program.replace(b"tQ", b"NtQ")  # a storage is said to be no view of another
+    path.write_bytes(magic + version + system + program + keys + (struct.pack("<q", 6) + DATA if data is None else data))
+    return path
+
+
+WAYS: dict[str, Callable[..., Path]] = {"zip": archive, "legacy": legacy}
+
+
+@contextmanager
+def little_memory(most: int = 16 * MIB) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def check_refused(path: Path, said: str = "", *, most: int = 16 * MIB) -> str:
+    with little_memory(most), pytest.raises((CheckpointError, FileNotFoundError), match=said or None) as raised:
+        inspect(path)
+    message = str(raised.value)
+    assert path.name in message
+    assert len(message) < 5000
+    return message
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_what_is_made_here_by_hand_is_what_torch_loads(tmp_path: Path, way: Callable[..., Path]) -> None:
+    path = way(tmp_path / "a.pt")
+    assert torch.load(path, weights_only=True)["a.weight"].equal(values(path)["a.weight"])
+    assert inspect(path).matrices
+
+
+class Runs:
+    """A pickle of it calls a function when it is loaded."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("name", ["os.system", "builtins.eval", "builtins.exec", "os.mkdir"])
+def test_nothing_that_a_pickle_asks_for_is_run(tmp_path: Path, way: Callable[..., Path], protocol: int, name: str) -> None:
+    mark = tmp_path / "ran"
+    harm = {
+        "os.system": Runs(os.system, f"touch {mark}"),
+        "builtins.eval": Runs(builtins.eval, f"open({str(mark)!r}, 'w')"),
+        "builtins.exec": Runs(builtins.exec, f"open({str(mark)!r}, 'w')"),
+        "os.mkdir": Runs(os.mkdir, str(mark)),
+    }[name]
+    program = pickle.dumps({"a": harm}, protocol)
+    message = check_refused(way(tmp_path / "a.pt", program), "refuses")
+    assert not mark.exists()
+    if protocol == 2:  # as torch.save has it; other protocols have instructions that are refused as such
+        assert name.replace("os.", "posix.") in message
+    pickle.loads(program)
+    assert mark.exists()
+
+
+def test_all_objects_that_are_refused_are_named(tmp_path: Path) -> None:
+    program = b"\x80\x02](cown.code\nOne\ncown.code\nTwo\ncown.code\nThree\ncown.code\nFour\ncown.code\nOne\ne."
+    assert "own.code.One, own.code.Two, own.code.Three and 1 more" in check_refused(archive(tmp_path / "a.pt", program))
+
+
+def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
+    assert check_refused(archive(tmp_path / "a.pt", b"\x80\x02cos\n\x1b[2Jsystem\n.")).isprintable()
+    content = {"\x1b[2J": torch.eye(2).to_sparse(), "a.weight": torch.ones(2, 2), "a.bias": torch.ones(2)}
+    torch.save(content, tmp_path / "b.pt")
+    assert all(entry.isprintable() for entry in open_checkpoint(tmp_path / "b.pt").beside)
+
+
+INSTRUCTIONS = {
+    "STACK_GLOBAL": text("os") + text("system") + b"\x93",
+    "INST": b"(" + text("true") + b"ios\nsystem\n",
+    "OBJ": b"(cos\nsystem\n" + text("true") + b"o",
+    "EXT1": b"\x82\x01",
+    "EXT4": b"\x84\x01\x00\x00\x00",
+    "NEWOBJ_EX": b"ctorch\nSize\n)}\x92",
+    "PERSID": b"P0\n",
+    "DUP": b"}2",
+    "POP": b"}}0",
+    "LONG4": b"\x8b\x01\x00\x00\x00\x01",
+    "BINBYTES": b"B\x01\x00\x00\x00a",
+    "BYTEARRAY8": b"\x96\x01\x00\x00\x00\x00\x00\x00\x00a",
+    "NEXT_BUFFER": b"\x97",
+    "MEMOIZE": b"}\x94",
+    "FRAME": b"\x95\x01\x00\x00\x00\x00\x00\x00\x00}",
+    "INT": b"I1\n",
+    "STRING": b"S'a'\n",
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+def test_instructions_that_torch_refuses_are_refused(tmp_path: Path, way: Callable[..., Path], instruction: str) -> None:
+    path = way(tmp_path / "a.pt", b"\x80\x02" + INSTRUCTIONS[instruction] + b".")
+    check_refused(path, f"instruction {instruction}|system")
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        torch.load(path, weights_only=True)
+
+
+def nested(depth: int) -> bytes:
+    return b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b"."
+
+
+def laughs(opening: bytes, joined: bytes, levels: int = 60) -> bytes:
+    """Each level holds the one before twice."""
+    body = b"\x80\x02" + opening + b"q\x00"
+    for _ in range(levels):
+        body += joined + b"q\x00"
+    return body
+
+
+LISTS = laughs(b"]", b"](h\x00h\x00e")
+TUPLES = laughs(b")", b"h\x00\x86")
+MANY_PAIRS = b"](" + b"".join(number(n) + b"N\x86" for n in range(20_000)) + b"e"
+
+PROGRAMS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "cannot be read"),
+    "no end": (b"\x80\x02}", "cannot be read"),
+    "memory that was never filled": (b"\x80\x02j\xff\xff\xff\x7f.", "cannot be read"),
+    "memory at a large index": (b"\x80\x02}r\xff\xff\xff\xff.", "no tensor"),
+    "a text longer than the file": (b"\x80\x02X\xff\xff\xff\x02a.", "cannot be read"),
+    "a text longer than anything": (b"\x80\x02X\xff\xff\xff\xffa.", "longer than"),
+    "a number longer than the file": (b"\x80\x02\x8a\xffa.", "cannot be read"),
+    "a long number longer than memory": (b"\x80\x02\x8b\xff\xff\xff\x7fa.", "longer than"),
+    "bytes longer than memory": (b"\x80\x02\x8e" + b"\xff" * 7 + b"\x7fa.", "longer than"),
+    "a negative length": (b"\x80\x02\x8b\xff\xff\xff\xffa.", "cannot be read"),
+    "lists in lists": (nested(100_000), "in each other"),
+    "tuples in tuples": (b"\x80\x02)" + b"\x85" * 100_000 + b".", "in each other"),
+    "calls in calls": (b"\x80\x02" + b"ctorch\nSize\n" * 20_000 + b")R" + b"\x85R" * 19_999 + b".", "no tensor"),
+    "a tuple of tuples as key": (b"\x80\x02})" + b"\x85" * 100_000 + b"Ns.", "key"),
+    "a tuple of all tuples as key": (b"\x80\x02}" + TUPLES[2:] + b"Ns.", "key"),
+    "a tuple of all tuples as key of a call": (
+        b"\x80\x02ccollections\nOrderedDict\n](" + TUPLES[2:] + b"N\x86e\x85R.",
+        "key",
+    ),
+    "a list that holds itself": (b"\x80\x02]q\x00h\x00a.", "no tensor"),
+    "a dict that holds itself": (b"\x80\x02}q\x00" + text("a") + b"h\x00s.", "no tensor"),
+    "a list of all lists": (LISTS[:2] + b"(" + LISTS[2:] + b"t.", "no tensor"),
+    "a tuple of all tuples": (TUPLES + b".", "no tensor"),
+    "dicts of many pairs, over and over": (
+        b"\x80\x02" + MANY_PAIRS + b"q\x00" + b"(" + b"ccollections\nOrderedDict\nh\x00\x85R" * 5000 + b"t.",
+        "instructions",
+    ),
+    "a key that is a list": (b"\x80\x02}]Ns.", "cannot be read"),
+    "a key without a value": (b"\x80\x02}(Nu.", "cannot be read"),
+    "a dict filled as a list": (b"\x80\x02}Na.", "fills a dict as a list"),
+    "a list filled as a dict": (b"\x80\x02]NNs.", "fills a list as a dict"),
+    "a call of a dict": (b"\x80\x02})R.", "no function"),
+    "a call without arguments": (b"\x80\x02ctorch\nSize\nNR.", "no function"),
+    "attributes of a list": (b"\x80\x02]}b.", "attributes"),
+    "an empty stack": (b"\x80\x02R.", "cannot be read"),
+    "a mark that was never set": (b"\x80\x02e.", "cannot be read"),
+    "two objects": (b"\x80\x02}}.", "one object"),
+    "an open mark": (b"\x80\x02(}.", "one object"),
+    "an unknown instruction": (b"\x80\x02\xf0.", "cannot be read"),
+    "a line without end": (b"\x80\x02c" + b"a" * 10_000, "cannot be read"),
+    "text that is not UTF-8": (b"\x80\x02U\x01\xff.", "cannot be read"),
+    "a storage that is a number": (b"\x80\x02K\x01Q.", "no storage"),
+    "a storage that is a module": (
+        b"\x80\x02(" + text("module") + b"ctorch\nSize\n" + text("0") * 2 + b"K\x01tQ.",
+        "no storage",
+    ),
+}
+
+
+LONG = [case for case, (program, _) in PROGRAMS.items() if len(program) > 50_000]  # read by the same code either way
+
+
+@pytest.mark.parametrize(
+    ("way", "case"), [(way, case) for case in PROGRAMS for way in WAYS if way == "zip" or case not in LONG]
+)
+def test_a_pickle_that_is_none_of_weights_is_refused_soon(tmp_path: Path, way: str, case: str) -> None:
+    program, said = PROGRAMS[case]
+    if way == "zip":
+        # A hundred thousand lists that were asked for take their room, and so do eight million steps of making dicts.
+        check_refused(archive(tmp_path / "a.pt", program), said, most=200 * MIB if case in LONG else 4 * MIB)
+    else:
+        check_refused(legacy(tmp_path / "a.pt", program, b"\x80\x02].", b""), f"{said}|one object|cannot be read")
+
+
+def test_a_pickle_of_many_mebibytes_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = archive(tmp_path / "a.pt", b"\x80\x02" + text("a" * 70 * MIB) + b".")
+    check_refused(path, "longer than 67,108,864 bytes")
+    monkeypatch.setattr(pickled, "MOST_STEPS", 10_000)
+    check_refused(archive(tmp_path / "b.pt", b"\x80\x02(" + b"}" * 20_000 + b"t."), "more than 10,000 instructions")
+    monkeypatch.setattr(pickled, "LONGEST", 10_000)
+    check_refused(archive(tmp_path / "c.pt", b"\x80\x02" + text("a" * 1000) * 100 + b"."), "longer than 10,000 bytes")
+
+
+HUGE = 2**60
+TENSORS: dict[str, tuple[dict[str, Any], str]] = {
+    "a storage of absurd size": ({"numel": HUGE}, "bytes, where|not as its pickle says"),
+    "a storage beyond counting": ({"numel": 2**200}, "no storage"),
+    "a storage of negative size": ({"numel": -6}, "no storage"),
+    "a storage larger than the file": ({"numel": 7}, "bytes, where|not as its pickle says"),
+    "a storage smaller than the file's": ({"numel": 5}, "bytes, where|not as its pickle says"),
+    "a storage whose size is text": ({"numel": text("6")}, "no storage"),
+    "a negative offset": ({"offset": -1}, "no proper place"),
+    "an absurd offset": ({"offset": HUGE}, "beyond its storage"),
+    "an offset beyond counting": ({"offset": 2**64}, "no proper place"),
+    "an offset that is a fraction": ({"offset": b"G?\xf0\x00\x00\x00\x00\x00\x00"}, "no proper place"),
+    "one entry too far": ({"offset": 1}, "beyond its storage"),
+    "strides beyond the storage": ({"stride": (4, 1)}, "beyond its storage"),
+    "negative strides": ({"stride": (-3, 1)}, "no proper place"),
+    "absurd strides": ({"stride": (2**62, 2**62)}, "beyond its storage"),
+    "an absurd shape": ({"shape": (2**40, 2**40), "stride": (0, 0)}, "no proper place"),
+    "a large shape in one entry": ({"shape": (2**28, 2**28), "stride": (0, 0)}, "share memory"),
+    "entries that overlap": ({"shape": (4, 3), "stride": (1, 1)}, "share memory"),
+    "an empty shape of absurd sides": ({"shape": (0, 2**62, 2**62), "stride": (1, 1, 1)}, "no proper place"),
+    "a hundred axes": ({"shape": (1,) * 100, "stride": (1,) * 100}, "no proper place"),
+    "fewer strides than axes": ({"stride": (1,)}, "no proper place"),
+    "a negative shape": ({"shape": (-2, 3)}, "no proper place"),
+    "a shape of texts": ({"shape": (text("2"), 3)}, "no proper place"),
+    "a storage of objects": ({"kind": "collections\nOrderedDict"}, "no type of number"),
+    "a storage of a kind that torch lacks": ({"kind": "torch\nFooStorage"}, "torch.FooStorage"),
+    "a storage of another module": ({"kind": "os\nFloatStorage"}, "os.FloatStorage"),
+    "a storage that is not there": ({"key": "1"}, "missing|not as its pickle says"),
+    "a storage with a path for a name": ({"key": "../../../etc/passwd"}, "missing|not as its pickle says"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("case", TENSORS)
+def test_a_tensor_that_cannot_be_where_it_is_said_to_be_is_refused(
+    tmp_path: Path, way: Callable[..., Path], case: str
+) -> None:
+    given, said = TENSORS[case]
+    check_refused(way(tmp_path / "a.pt", state_dict(("a.weight", tensor(**given)))), said, most=2 * MIB)
+
+
+LEGACIES: dict[str, tuple[dict[str, Any], str]] = {
+    "a list as key": ({"keys": b"\x80\x02](]e."}, "not as its pickle says"),
+    "keys that are no list": ({"keys": b"\x80\x02}."}, "damaged"),
+    "no keys": ({"keys": b"\x80\x02]."}, "missing"),
+    "a negative size": ({"data": struct.pack("<q", -6) + DATA}, "not as its pickle says"),
+    "an absurd size": ({"data": struct.pack("<q", 2**62) + DATA}, "not as its pickle says"),
+    "no data": ({"data": b""}, "not as its pickle says"),
+    "half the data": ({"data": struct.pack("<q", 6) + DATA[:10]}, "cut short"),
+    "two sizes of one storage": (
+        {"program": state_dict(("a.weight", tensor()), ("b.weight", tensor((9, 9), (9, 1), numel=81)))},
+        "two things of storage 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEGACIES)
+def test_a_legacy_file_whose_parts_do_not_fit_is_refused(tmp_path: Path, case: str) -> None:
+    given, said = LEGACIES[case]
+    check_refused(legacy(tmp_path / "a.pt", **given), said, most=2 * MIB)
+
+
+def rewritten(path: Path, change: Callable[[bytearray], None]) -> Path:
+    content = bytearray(path.read_bytes())
+    change(content)
+    path.write_bytes(content)
+    return path
+
+
+def table(content: bytearray, number: int = 0) -> int:
+    """Where the archive's table has its entry of a member."""
+    at = struct.unpack_from("<I", content, len(content) - 22 + 16)[0]
+    for _ in range(number):
+        at += 46 + sum(struct.unpack_from("<3H", content, at + 28))
+    return at
+
+
+def put(content: bytearray, at: int, form: str, value: int) -> None:
+    struct.pack_into(form, content, at, value)
+
+
+ZIPS: dict[str, tuple[Callable[[bytearray], None], str]] = {
+    "encrypted": (lambda c: put(c, table(c) + 8, "<H", 1), "compressed"),
+    "compressed in the table alone": (lambda c: put(c, table(c) + 10, "<H", 8), "packed in two ways"),
+    "compressed where it lies alone": (lambda c: put(c, 8, "<H", 8), "packed in two ways"),
+    "another name where it lies": (lambda c: c.__setitem__(slice(30, 31), b"b"), "called otherwise"),
+    "another size where it lies": (lambda c: put(c, 18, "<I", 3), "two sizes"),
+    "another size in the table": (lambda c: put(c, table(c) + 20, "<I", 3), "two sizes|claims two"),
+    "another checksum in the table": (lambda c: put(c, table(c) + 16, "<I", 3), "two checksums"),
+    "a size beyond the file": (lambda c: put(c, table(c) + 20, "<Q", 2**31 * (2**32 + 1)), "after the file"),
+    "a member beyond the file": (lambda c: put(c, table(c) + 42, "<I", 2**31), "not where|not a whole"),
+    "two members at one place": (lambda c: put(c, table(c, 1) + 42, "<I", 0), "called otherwise"),
+    "a table of absurd size": (lambda c: put(c, len(c) - 10, "<I", 2**32 - 1), "whole"),
+    "a table beyond the file": (lambda c: put(c, len(c) - 6, "<I", 2**32 - 2), "whole"),
+    "a table that is not where it should be": (lambda c: put(c, table(c), "<I", 0), "whole"),
+}
+
+
+@pytest.mark.parametrize("case", ZIPS)
+def test_an_archive_that_says_two_things_is_refused(tmp_path: Path, case: str) -> None:
+    change, said = ZIPS[case]
+    check_refused(rewritten(archive(tmp_path / "a.pt"), change), said, most=2 * MIB)
+
+
+def test_members_that_lie_in_each_other_are_refused(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as file:
+        file.writestr("a/data/0", DATA)
+    path = archive(tmp_path / "a.pt", more={"a/more": inner.getvalue()})
+
+    def change(content: bytearray) -> None:
+        put(content, table(content, 2) + 42, "<I", content.index(inner.getvalue()))  # into the member after it
+
+    check_refused(rewritten(path, change), "overlap")
+
+
+def test_claims_of_zip64_are_held_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in {"a/data.pkl": GOOD, "a/data/0": DATA}.items():
+            with file.open(zipfile.ZipInfo(name), "w", force_zip64=True) as member:
+                member.write(content)
+    assert inspect(path).matrices
+    content = path.read_bytes()
+    end = content[-22:]
+    at, size = struct.unpack("<I", end[16:20])[0], struct.unpack("<I", end[12:16])[0]
+    for claimed in (size, 2**62, 2**64 - 1):
+        record = b"PK\x06\x06" + struct.pack("<Q2H2I4Q", 44, 45, 45, 0, 0, 2, 2, claimed, at)
+        locator = b"PK\x06\x07" + struct.pack("<IQI", 0, len(content) - 22, 1)
+        path.write_bytes(content[:-22] + record + locator + end[:12] + b"\xff" * 8 + b"\0\0")
+        if claimed == size:
+            assert inspect(path).matrices
+        else:
+            check_refused(path, "whole", most=2 * MIB)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt")
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("a/data/0", bytes(24))
+    check_refused(path, "one name")
+
+
+def test_compressed_members_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    for packed, said in (("a/data.pkl", "data.pkl is compressed"), ("a/data/0", "data/0.*is compressed")):
+        with zipfile.ZipFile(path, "w") as file:
+            for name, content in {"a/data.pkl": GOOD, "a/data/0": DATA}.items():
+                file.writestr(name, content, zipfile.ZIP_DEFLATED if name == packed else zipfile.ZIP_STORED)
+        check_refused(path, said)
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("a/data.pkl", "w") as member:
+        for _ in range(64):
+            member.write(bytes(MIB))
+    check_refused(path, "compressed", most=2 * MIB)
+    inner = path.read_bytes()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("policy.pth", inner)
+    check_refused(path, r"policy\.pth is compressed", most=2 * MIB)
+
+
+def test_archives_go_one_into_the_other_once(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.zip")
+    for _ in range(2):
+        content = path.read_bytes()
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("policy.pth", content)
+        if _ == 0:
+            assert open_checkpoint(path).format == "Stable-Baselines3"
+    check_refused(path, "0 members data.pkl")
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/replastic-out", "a/../../out", "..\\out", "a\0b"])
+def test_nothing_is_unpacked_wherever_a_member_would_go(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = archive(folder / "a.pt", more={name.replace("\0", "_"): b"harm"})
+    if "\0" in name:
+        rewritten(path, lambda c: c.__setitem__(slice(None), c.replace(b"a_b", b"a\0b")))
+    assert inspect(path).matrices
+    fire(path, folder / "b.pt", where=["a.weight"])
+    assert {entry.name for entry in tmp_path.rglob("*")} == {"in", "a.pt", "b.pt"}
+    assert not Path("/tmp/replastic-out").exists()
+
+
+def files(folder: Path) -> dict[str, Path]:
+    """A small whole file of each format."""
+    from safetensors.torch import save_file
+
+    model = small_net()
+    found = {
+        name: folder / f"a-{name}{suffix}"
+        for name, suffix in {"zip": ".pt", "legacy": ".pth", "safetensors": ".safetensors", "agent": ".zip"}.items()
+    }
+    torch.save(model.state_dict(), found["zip"])
+    torch.save({"model": model.state_dict(), "epoch": 3}, found["legacy"], _use_new_zipfile_serialization=False)
+    save_file(model.state_dict(), found["safetensors"], metadata={"format": "pt"})
+    with zipfile.ZipFile(found["agent"], "w") as file:
+        file.writestr("data", "{}")
+        file.write(found["zip"], "policy.pth")
+    return found
+
+
+FILES = ["zip", "legacy", "safetensors", "agent"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, name: str) -> None:
+    path = files(tmp_path)[name]
+    whole = path.read_bytes()
+    inspect(path)
+    for part in [*(len(whole) * part // 20 for part in range(20)), len(whole) - 1]:
+        path.write_bytes(whole[:part])
+        check_refused(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damage_of_any_kind_is_refused_or_harmless(tmp_path: Path, name: str) -> None:
+    path = files(tmp_path)[name]
+    whole, chance = path.read_bytes(), random.Random(name)
+    outcomes: dict[str, int] = {"opened": 0, "refused": 0}
+    # Headers are where damage matters: half of it is done in bytes that are no numbers of a tensor.
+    numbers = [range(held.offset, held.offset + held.span) for held in open_checkpoint(path).tensors.values()]
+    structure = [at for at in range(len(whole)) if not any(at in stretch for stretch in numbers)]
+    tracemalloc.start()
+    try:
+        for round in range(250):
+            content = bytearray(whole)
+            for _ in range(chance.choice((1, 1, 2, 5))):
+                at = min(chance.choice((chance.randrange(len(content)), chance.choice(structure))), len(content) - 1)
+                match chance.randrange(5):
+                    case 0:
+                        content[at] ^= 1 << chance.randrange(8)
+                    case 1:
+                        content[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+                    case 2:
+                        content[at:at] = chance.randbytes(chance.randrange(1, 9))
+                    case 3:
+                        del content[at : at + chance.randrange(1, 9)]
+                    case _:
+                        length = chance.choice((2, 4, 8))
+                        content[at : at + length] = chance.choice((b"\xff", b"\x7f", b"\0")) * length
+            path.write_bytes(content)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of pickletools, about escapes
+                    inspect(path) if round % 4 == 0 else open_checkpoint(path)
+                outcomes["opened"] += 1
+            except ValueError:
+                outcomes["refused"] += 1
+        assert tracemalloc.get_traced_memory()[1] < 16 * MIB
+    finally:
+        tracemalloc.stop()
+    assert min(outcomes.values()) > 20, outcomes
+
+
+def test_files_of_other_kinds_are_told_apart(tmp_path: Path) -> None:
+    def made(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    for suffix in (".pt", ".safetensors", ".zip"):
+        check_refused(made(f"a{suffix}", b""), "is empty")
+        pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+        check_refused(made(f"b{suffix}", pointer), "git lfs pull")
+    check_refused(made("c.pt", b"epoch,loss\n1,0.5\n"), "neither safetensors nor")
+    check_refused(made("d.safetensors", b"epoch,loss\n1,0.5\n"), "no safetensors file")
+    check_refused(made("e.pt", pickle.dumps([1, 2], 2)), "none of torch.save")
+    check_refused(made("f.pkl", pickle.dumps({"a": 1})), "refuses")
+    check_refused(tmp_path / "absent.pt", "there is no file")
+    with zipfile.ZipFile(tmp_path / "g.zip", "w") as file:
+        file.writestr("readme.txt", "hello")
+    check_refused(tmp_path / "g.zip", "0 members data.pkl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "h.pt")
+    check_refused(tmp_path / "h.pt", "TorchScript")
+    check_refused(archive(tmp_path / "i.pt", more={"a/byteorder": b"big"}), "big end first")
+    check_refused(archive(tmp_path / "j.pt", more={"b/data.pkl": GOOD}), "2 members data.pkl")
+
+
+def test_folders_without_one_set_of_weights_are_refused(tmp_path: Path) -> None:
+    check_refused(tmp_path, "no file of weights")
+    (tmp_path / "checkpoint-10").mkdir()
+    archive(tmp_path / "checkpoint-10" / "model.pt")
+    check_refused(tmp_path, "give one of its folders: checkpoint-10")
+    archive(tmp_path / "optimizer.pt")
+    check_refused(tmp_path, "no file of weights")
+    archive(tmp_path / "a.pt")
+    assert open_checkpoint(tmp_path).tensors
+    archive(tmp_path / "b.pt")
+    check_refused(tmp_path, "a.pt, b.pt")
+
+
+def test_what_is_neither_file_nor_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    check_refused(tmp_path / "pipe.pt", "neither a file nor a folder")
+
+
+def test_sizes_that_are_claimed_take_no_memory_of_the_process(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cases: list[dict[str, Any]] = [
+        {"numel": HUGE},
+        {"shape": (2**28, 2**28), "stride": (0, 0)},
+        {"shape": (0, 2**50), "stride": (1, 1)},
+    ]
+    for given in cases:
+        path = archive(tmp_path / "a.pt", state_dict(("a.weight", tensor(**given)), ("b.weight", tensor())))
+        try:
+            inspect(path)
+        except CheckpointError:
+            assert given == {"numel": HUGE}
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB

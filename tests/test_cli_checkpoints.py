@@ -1,0 +1,171 @@
+"""`replastic inspect` and `replastic fire`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import replastic as rp
+from replastic.cli import main
+from replastic.linalg.effective_rank import effective_rank
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    save_file(network().state_dict(), path)
+    return path
+
+
+def test_fire_writes_what_fire_on_the_live_model_makes_and_says_where(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = saved.with_name("fired.safetensors")
+    assert main(["fire", str(saved), "-o", str(out), "--method", "exact"]) == 0
+    live = network()
+    rp.fire_(live, method="exact")
+    fired = load_file(out)
+    for name, value in live.state_dict().items():
+        torch.testing.assert_close(fired[name], value, rtol=0, atol=1e-6)  # batches of another size round otherwise
+    said = capsys.readouterr().out
+    assert f"written: {out}" in said
+    assert "FIRE, exact: 3 weights" in said
+
+
+def test_steps_and_where_reach_the_method(saved: Path) -> None:
+    out = saved.with_name("fired.safetensors")
+    assert main(["fire", str(saved), "-o", str(out), "--steps", "2", "--where", "2.weight", "--where", "4.*"]) == 0
+    live = network()
+    rp.fire_(live, steps=2, where=["2.weight", "4.*"])
+    fired, before = load_file(out), load_file(saved)
+    assert torch.equal(fired["0.weight"], before["0.weight"])
+    for name in ("2.weight", "4.weight"):
+        torch.testing.assert_close(fired[name], live.state_dict()[name], rtol=0, atol=1e-6)
+
+
+def test_a_dry_run_writes_nothing_and_lists_the_plan(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(saved.parent.iterdir())
+    assert main(["fire", str(saved), "--dry-run", "--where", "0.weight"]) == 0
+    said = capsys.readouterr().out
+    assert "would change 1 weights" in said
+    assert re.search(r"^0 +linear +1 x 8x6 +1\.15$", said, re.MULTILINE)
+    assert sorted(saved.parent.iterdir()) == before
+
+
+def test_in_place_replaces_the_file_itself(saved: Path) -> None:
+    before = load_file(saved)
+    assert main(["fire", str(saved), "--in-place"]) == 0
+    assert not torch.equal(load_file(saved)["0.weight"], before["0.weight"])
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "where is the new checkpoint to go? -o "),
+        (["-o", "{folder}/model.safetensors"], "To replace it is in_place"),
+        (["-o", "{folder}/model.pt"], "end it in .safetensors"),
+        (["-o", "{folder}"], "did you mean {folder}/model.safetensors?"),
+        (["-o", "{folder}/x.safetensors", "--in-place"], "give one of them"),
+        (["-o", "{folder}/x.safetensors", "--where", "encoder.*"], "selects no weight matrix"),
+        (["-o", "{folder}/x.safetensors", "--where", "0.weigt"], "did you mean"),
+        (["-o", "{folder}/x.safetensors", "--method", "exact", "--steps", "5"], "takes as many steps as it needs"),
+        (["-o", "{folder}/x.safetensors", "--steps", "0"], "give steps >= 1"),
+        (["-o", "{folder}/x.safetensors", "--device", "tpu"], "--device tpu cannot be used here"),
+    ],
+)
+def test_wrong_input_is_said_and_nothing_is_written(
+    arguments: list[str], says: str, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(saved.parent)
+    content = saved.read_bytes()
+    assert main(["fire", str(saved), *(argument.format(folder=folder) for argument in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert says.format(folder=folder) in error
+    assert error.startswith("replastic fire: ")
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+    assert saved.read_bytes() == content
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["fire", "-o", "x.pt"]])
+def test_a_file_that_is_no_checkpoint_is_named_with_what_was_found(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("some notes, longer than a header")
+    assert main([command[0], str(text), *command[1:]]) == 2
+    assert "as neither safetensors nor torch.save do" in capsys.readouterr().err
+    assert main([command[0], str(tmp_path / "none.pt"), *command[1:]]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_a_matrix_that_lost_its_rank_comes_first_and_is_named_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    weights = {f"{at}.weight": torch.randn(20, 20) for at in range(4)} | {f"{at}.bias": torch.zeros(20) for at in range(4)}
+    weights["2.weight"] = torch.randn(20, 2) @ torch.randn(2, 20)
+    path = tmp_path / "sick.safetensors"
+    save_file(weights, path)
+    assert main(["inspect", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 4 matrices has lost directions" in said
+    assert "Worst is 2.weight: 1." in said
+    rows = said[said.index("\nmatrix ") + 1 :].splitlines()
+    assert rows[1].split()[0] == "2"
+    assert rows[1].split()[-1] == "inf" or float(rows[1].split()[-1]) > 1e6  # rank two, up to float32's rounding
+
+
+def test_json_holds_every_figure_and_nothing_else_is_printed(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = saved.with_name("old.pt")
+    torch.save({name: value * 2 for name, value in network().state_dict().items()}, other)
+    assert main(["inspect", str(saved), "--reference", str(other), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["matrices"]]
+    assert len(found["matrices"]) == 3
+    for one in found["matrices"]:
+        weight = network().state_dict()[one["name"]].double()
+        values = torch.linalg.svdvals(weight)
+        assert one["distance"] == pytest.approx(0.5)
+        assert one["norm"] == pytest.approx(weight.norm().item())
+        assert one["condition"] == pytest.approx((values[0] / values[-1]).item())
+        assert one["effective_rank"] == pytest.approx(effective_rank(weight).item())
+    assert found["format"] == "safetensors"
+    assert found["summary"]
+
+
+def test_fewer_rows_are_said_to_be_fewer(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(saved), "--rows", "1"]) == 0
+    assert "and 2 more: --rows 0 shows all" in capsys.readouterr().out
+
+
+def test_a_reference_of_another_network_is_refused(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = saved.with_name("other.safetensors")
+    save_file({"encoder.weight": torch.randn(3, 3)}, other)
+    assert main(["inspect", str(saved), "--reference", str(other)]) == 2
+    assert "is it of the same network?" in capsys.readouterr().err
+    assert main(["inspect", str(saved), "--by", "distance"]) == 2
+    assert "needs a reference" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_that_nothing_was_written(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("replastic.checkpoint.firing.project_", interrupted)
+    assert main(["fire", str(saved), "-o", str(saved.with_name("x.safetensors"))]) == 130
+    assert "nothing was written" in capsys.readouterr().err
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
