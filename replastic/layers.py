@@ -73,9 +73,9 @@ FUSED: dict[str, tuple[str, ...]] = {
 _INTERLEAVED = ("BigCode", "MiniMaxLightning")
 
 _ROLES: dict[str, str] = {
-    **dict.fromkeys(("q", "to_q", "q_proj", "query", "wq", "q_lin", "q_attn", "q_proj_weight"), "query"),
-    **dict.fromkeys(("k", "to_k", "k_proj", "key", "wk", "k_lin", "k_proj_weight"), "key"),
-    **dict.fromkeys(("v", "to_v", "v_proj", "value", "wv", "v_lin", "v_proj_weight"), "value"),
+    **dict.fromkeys(("q", "to_q", "q_proj", "query", "query_proj", "wq", "Wq", "q_lin", "q_attn", "q_proj_weight"), "query"),
+    **dict.fromkeys(("k", "to_k", "k_proj", "key", "key_proj", "wk", "Wk", "k_lin", "k_proj_weight"), "key"),
+    **dict.fromkeys(("v", "to_v", "v_proj", "value", "value_proj", "wv", "Wv", "v_lin", "v_proj_weight"), "value"),
 }
 
 

@@ -15,8 +15,9 @@ from torch import nn
 import replastic as rp
 from replastic.checkpoint.families import _ROWS, SIGNS, TABLE, Unknown, layer_of
 from replastic.checkpoint.holders import Holders
-from replastic.checkpoint.skeleton import _holders, skeleton
+from replastic.checkpoint.skeleton import Skeleton, _holders, skeleton
 from replastic.checkpoint.stored import Stored, strides
+from replastic.layers import role_of
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -29,7 +30,10 @@ def holders(shapes: Shapes, *, ordered: bool = True) -> Holders:
         tensors[f"{plain}.weight"] = shape
         if bias:
             tensors[f"{plain}.bias"] = (int(bias),)
-    stored = {n: Stored(n, Path("x"), 0, torch.float32, shape, strides(shape)) for n, shape in tensors.items()}
+    stored = {
+        name: Stored(name, Path("x"), number, torch.float32, shape, strides(shape))
+        for number, (name, shape) in enumerate(tensors.items())
+    }
     return Holders(_holders(stored), ordered=ordered)
 
 
@@ -97,6 +101,7 @@ FAITHFUL: dict[str, tuple[tuple[int, ...], str]] = {
     "lm_head": ((40, 8), "Linear"),
     "gpt_neox.embed_in": ((40, 8), "Embedding"),
     "gpt_neox.layers.0.attention.query_key_value+24": ((24, 8), "unknown"),
+    "single_blocks.0.linear1+56": ((56, 8), "unknown"),
 }
 
 
@@ -148,6 +153,31 @@ GROUPED: dict[str, tuple[Shapes, list[str]]] = {
         {"conv1+16": (16, 1, 3, 3), "conv2": (16, 16, 3, 3), "gate": (16, 1, 3, 3)},
         ["conv1", "gate"],
     ),
+    "the same, where one channel is made on the way": (
+        {"conv1+16": (16, 3, 3, 3), "conv2+1": (1, 16, 1, 1), "conv3+16": (16, 16, 3, 3), "conv4+16": (16, 1, 3, 3)},
+        ["conv3", "conv4"],
+    ),
+    "SqueezeBERT, whose groups read as many as another layer writes": (
+        {"layers.0.post_attention.conv1d+8": (8, 8, 1), "layers.0.output.conv1d+8": (8, 8, 1)},
+        ["layers.0.post_attention.conv1d", "layers.0.output.conv1d"],
+    ),
+    "a signal's first, one for each channel": ({"dw.conv+22": (22, 1, 15)}, ["dw.conv"]),
+    "a signal's first, of one channel": ({"conv+22": (22, 1, 15)}, ["conv"]),
+    "an image's first, one for each channel by its name": ({"depthwise+8": (8, 1, 3, 3)}, ["depthwise"]),
+    "positions with groups": ({"pos_conv_embed.conv+32": (32, 2, 19), "fc+4": (4, 32)}, ["pos_conv_embed.conv"]),
+    "a branch that reads one channel": (
+        {"conv1+16": (16, 3, 3, 3), "a.left+16": (16, 16, 3, 3), "a.right+16": (16, 1, 3, 3)},
+        ["a.right"],
+    ),
+    "branches, one made after the other": (
+        {"conv1+8": (8, 3, 3, 3), "b.left+8": (8, 8, 3, 3), "b.right+16": (16, 8, 3, 3)},
+        ["b.right"],
+    ),
+    "DeBERTa's fused projection": ({"layer.0.attention.self.in_proj": (24, 8)}, ["layer.0.attention.self.in_proj"]),
+    **{
+        f"fused, called {name}": ({f"b.0.{name}+24": (24, 8)}, [f"b.0.{name}"])
+        for name in ("linear_qkv", "wqkv", "qkv_linear", "c_qkv", "W_qkv", "attn_qkv", "query_key_value_proj", "to_q_k_v")
+    },
     "DenseNet's joins": (
         {"conv0": (64, 3, 7, 7), "block1.layer1.conv1": (128, 64, 1, 1), "block1.layer1.conv2": (32, 128, 3, 3)}
         | {"block1.layer2.conv1": (128, 96, 1, 1)},
@@ -189,6 +219,10 @@ KINDS: dict[str, tuple[Shapes, dict[str, str]]] = {
     "transposed, by the norm after it": (
         {"main.0": (100, 64, 4, 4), "main.1+64": (64,), "main.3": (64, 32, 4, 4), "main.4+32": (32,)},
         {"main.0": "ConvTranspose2d", "main.3": "ConvTranspose2d"},
+    ),
+    "projections with names that mean one thing": (
+        {"a.query": (8, 8), "a.key_proj": (8, 8), "a.value": (8, 8), "a.in_proj+16": (16, 8), "a.qkv+24": (24, 8)},
+        {f"a.{name}": "Linear" for name in ("query", "key_proj", "value", "in_proj", "qkv")},
     ),
     "value_net elsewhere": ({"value_net+1": (1, 8), "q_proj": (8, 8)}, {"value_net": "Linear", "q_proj": "Linear"}),
     "Qwen's first": (
@@ -245,7 +279,7 @@ def test_unknown_weights_are_said_and_can_be_asked_for_by_name(tmp_path: Path) -
     fired = rp.checkpoint.fire(file, dry_run=True, where=["linears", "convolutions"])
     assert [weight.name for weight in fired.selection.chosen] == ["c.weight"]
     assert {weight.name for weight in fired.selection.left_alone} == {"a.weight", "b.weight"}
-    assert all("by its name" in weight.reason for weight in fired.selection.left_alone)
+    assert all(f"Ask for it as {weight.name}" in weight.reason for weight in fired.selection.left_alone)
     with pytest.raises(ValueError, match=r"b\.weight"):
         rp.checkpoint.fire(file, dry_run=True, where="convolutions")
 
@@ -270,7 +304,7 @@ def test_packed_adapted_and_quantised_weights_are_never_changed(tmp_path: Path) 
     said = {weight.name: weight.reason for weight in fired.selection.left_alone}
     assert said.keys() == {*packed, *experts, adapter}
     assert "low-rank" in said[adapter]
-    assert not any("_Holder" in reason for reason in said.values())
+    assert not any("_Other" in reason for reason in said.values())
     for name in said:
         with pytest.raises(ValueError, match="may be changed"):
             rp.checkpoint.fire(file, dry_run=True, where=name)
@@ -287,3 +321,122 @@ def test_a_head_is_taken_for_tied_only_where_the_file_is_a_language_models(tmp_p
     assert skeleton(rp.checkpoint.open_checkpoint(file)).tied == {"lm_head.weight": "model.embed_tokens.weight"}
     save_file({**base, "score.weight": torch.randn(2, 8)}, file)
     assert not skeleton(rp.checkpoint.open_checkpoint(file)).tied
+
+
+ODD: dict[str, Shapes] = {
+    "a layer of an LSTM without its input weights": {
+        "r.weight_ih_l0": (40, 6),
+        "r.weight_hh_l0": (40, 10),
+        "r.weight_hh_l1": (40, 10),
+    },
+    "a layer of an LSTM that is parametrised": {
+        "r.weight_ih_l0": (40, 6),
+        "r.weight_hh_l0": (40, 10),
+        "r.weight_ih_l1": (40, 10),
+        "r.parametrizations.weight_hh_l1.original0": (40, 10),
+    },
+    "gates that are not as many": {"r.weight_ih": (30, 6), "r.weight_hh": (40, 10)},
+    "a GRU with a projection": {"r.weight_ih_l0": (30, 6), "r.weight_hh_l0": (30, 4), "r.weight_hr_l0": (4, 10)},
+    "a block of no width": {
+        "conv1.weight": (8, 3, 3, 3),
+        "layer1.0.conv1.weight": (0, 8, 1, 1),
+        "layer1.0.conv2.weight": (0, 0, 3, 3),
+        "layer1.0.conv3.weight": (8, 0, 1, 1),
+    },
+    "attention of no width": {"a.in_proj_weight": (0, 0)},
+    "no channels": {"stages.0.0.dwconv.weight": (0, 1, 3, 3)},
+    "no outputs": {"q_proj.weight": (0, 8), "odd.weight": (0, 8)},
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("what", ODD)
+def test_shapes_that_do_not_fit_are_said_and_nothing_else_happens(what: str, tmp_path: Path) -> None:
+    state = {name: torch.ones(shape) for name, shape in ODD[what].items()}
+    save_file({**state, "fc.weight": torch.randn(4, 6)}, tmp_path / "model.safetensors")
+    fired = rp.checkpoint.fire(tmp_path / "model.safetensors", dry_run=True)
+    assert {weight.name for weight in fired.selection.chosen} - {"conv1.weight"} == {"fc.weight"}
+    said = {weight.name: weight.reason for weight in fired.selection.left_alone}
+    assert said.keys() == ODD[what].keys() - {"conv1.weight"}
+    assert not any("Ask for it" in reason for name, reason in said.items() if not state[name].numel())
+    for name in said:
+        with pytest.raises(ValueError, match="may be changed"):
+            rp.checkpoint.fire(tmp_path / "model.safetensors", dry_run=True, where=name)
+
+
+def bones(folder: Path, state: dict[str, torch.Tensor]) -> Skeleton:
+    save_file(state, folder / "model.safetensors")
+    return skeleton(rp.checkpoint.open_checkpoint(folder / "model.safetensors"))
+
+
+def test_asking_is_offered_by_the_full_name_and_only_where_it_helps(tmp_path: Path) -> None:
+    names = ("gpt_neox.layers.0.attention.query_key_value.weight", "a.linear_qkv.weight", "odd.weight")
+    found = bones(tmp_path, {**{name: torch.randn(24, 8) for name in names}, "fc.weight": torch.randn(4, 8)})
+    said = {weight.name: weight for weight in found.weights().skipped}
+    assert [f"Ask for it as {name} to" in said[name].reason for name in names] == [False, True, True]
+    assert [said[name].role for name in names] == ["query", "query", None]
+    found.select([*names, "fc.weight"])
+    assert found.taken == {*names[1:]}
+
+
+def test_a_copy_of_an_embedding_is_its_twin_and_an_equal_shape_is_not(tmp_path: Path) -> None:
+    embedding = torch.randn(20, 8)
+    embedding[0, 0] = torch.nan  # bits are compared, not numbers
+    layer = {"transformer.h.0.attn.c_attn.weight": torch.randn(8, 24), "transformer.wte.weight": embedding}
+    found = bones(tmp_path, {**layer, "lm_head.weight": embedding.clone()})
+    assert found.twins == {"lm_head.weight": "transformer.wte.weight"}
+    kinds = {weight.name: weight for weight in found.weights().weights}
+    assert kinds["lm_head.weight"].kind == "tied_head"
+    assert found.stored(kinds["lm_head.weight"]).name == "transformer.wte.weight"
+
+    other = embedding.clone()
+    other[-1, -1] += 1
+    for head in (other, embedding.double(), torch.cat([embedding, embedding])):
+        found = bones(tmp_path, {**layer, "lm_head.weight": head})
+        assert not found.twins
+        assert {weight.name: weight.kind for weight in found.weights().weights}["lm_head.weight"] == "linear"
+
+
+def test_target_networks_follow_at_any_depth_and_the_rest_is_left_alone(tmp_path: Path) -> None:
+    nets = ("policy.q_net", "policy.q_net_target", "qf1", "qf1_target", "qf2", "qf2_target", "target_net", "agent.target")
+    state = {
+        f"{net}.{n}.{of}": torch.randn((4, 4)[: 2 - (of == "bias")])
+        for net in nets
+        for n in "02"
+        for of in ("weight", "bias")
+    }
+    state["qf2_target.0.weight"] = torch.randn(4, 5)
+    found = bones(tmp_path, state)
+    astray = {name for name in state if name.startswith(("target_net.", "agent.target."))} | {"qf2_target.0.weight"}
+    targets = {name for name in state if "_target." in name} - astray
+    assert found.followers == {name: name.replace("_target", "") for name in targets}
+    assert found.strays.keys() == astray
+    assert {*found.following({"policy.q_net.0.weight"})} == {n for n in targets if n.startswith("policy.")}
+    assert {*found.following({"qf1.2.weight", "qf10.0.weight:query"})} == {n for n in targets if n.startswith("qf1_")}
+    assert not found.following({"target_net.0.weight", "policy.other.weight"})
+
+    selection = found.select("everything")
+    assert {weight.name.rpartition(".")[0][:-2] for weight in selection.chosen} == {"policy.q_net", "qf1", "qf2"}
+    said = {weight.name: weight.reason for weight in selection.left_alone}
+    assert all("does not say" in said[name] for name in astray if name.endswith("weight"))
+    everything = {weight.name for weight in found.select("everything", frozen=True).chosen}
+    assert everything == {name for name in state if name.endswith("weight")}
+    with pytest.raises(ValueError, match="may be changed"):
+        found.select("agent")
+    assert [weight.name for weight in found.select("agent.target").chosen] == [f"agent.target.{n}.weight" for n in "02"]
+
+
+def test_a_target_network_that_is_its_own_network_is_no_target(tmp_path: Path) -> None:
+    weight, counted = torch.randn(4, 4), torch.tensor(3)
+    state = {"q.fc.weight": weight, "q_target.fc.weight": weight, "target.fc.weight": torch.randn(4, 4), "target.n": counted}
+    torch.save(state, tmp_path / "model.pt")
+    found = skeleton(rp.checkpoint.open_checkpoint(tmp_path / "model.pt"))
+    assert (found.followers, found.strays) == ({}, {"target.fc.weight": "target", "target.n": "target"})
+    [chosen] = found.select("everything").chosen
+    assert (chosen.name, chosen.also_named) == ("q.fc.weight", ("q_target.fc.weight",))
+    assert [weight.name for weight in found.select("target").chosen] == ["target.fc.weight"]
+
+
+def test_projections_have_their_part_in_attention_by_name() -> None:
+    for role in ("query", "key", "value"):
+        assert role_of(f"a.{role}_proj") == role_of(f"a.W{role[0]}") == role

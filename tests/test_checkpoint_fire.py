@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import stat
+import zipfile
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -140,8 +141,8 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     before = contents(tmp_path)
     for out, said in (
         (tmp_path / "there.pt", "there already"),
-        (path, "in_place"),
-        (tmp_path / "folder" / ".." / "a.pt", "in_place"),
+        (path, "in place"),
+        (tmp_path / "folder" / ".." / "a.pt", "in place"),
         (tmp_path / "folder", r"did you mean .*folder.a\.pt"),
     ):
         with pytest.raises(FileExistsError, match=said):
@@ -267,7 +268,7 @@ def test_large_tensors_are_looked_at_in_parts_and_written_whole(tmp_path: Path) 
     content = {
         "a.weight": weight.T[:, ::40],
         "a.bias": torch.zeros(4000),
-        "b": weight[:20],
+        "b": torch.randn(20, 4000),
         "c.weight": torch.randn(9000, 500),
     }
     content["c.weight"][8999, 499] = float("nan")
@@ -288,13 +289,13 @@ def overlapping() -> dict[str, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("case", overlapping())
-def test_weights_that_share_bytes_in_two_ways_are_not_both_fired(tmp_path: Path, case: str) -> None:
+def test_weights_that_share_bytes_in_two_ways_are_not_fired(tmp_path: Path, case: str) -> None:
     path = tmp_path / "a.pt"
     torch.save(overlapping()[case], path)
-    with pytest.raises(ValueError, match=r"a\.weight and b\.weight share memory"):
-        fire(path, tmp_path / "b.pt")
+    for where in ("everything", "b"):  # to change one is to change the other
+        with pytest.raises(ValueError, match=r"a\.weight and b\.weight share memory"):
+            fire(path, tmp_path / "b.pt", where=where)
     assert [*contents(tmp_path)] == ["a.pt"]
-    check_only_weights_changed(fire(path, tmp_path / "b.pt", where=["b"]))
 
 
 def test_empty_and_single_weights_do_no_harm(tmp_path: Path) -> None:
@@ -307,3 +308,94 @@ def test_empty_and_single_weights_do_no_harm(tmp_path: Path) -> None:
     check_only_weights_changed(fire(tmp_path / "a.safetensors", tmp_path / "b.safetensors"))
     one, other = values(tmp_path / "b.pt"), values(tmp_path / "b.safetensors")
     assert all(same(one[name], other[name]) for name in state)
+
+
+def test_a_tensor_that_lies_partly_under_a_fired_one_is_an_error_and_elsewhere_does_not_matter(tmp_path: Path) -> None:
+    storage = torch.randn(40)
+    state = {
+        "a.weight": storage[:36].view(6, 6),
+        "a.bias": storage[30:36],
+        "b.weight": torch.randn(6, 6),
+        "b.bias": torch.zeros(6),
+    }
+    torch.save(state, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.weight and a\.bias share memory"):
+        fire(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert not (tmp_path / "b.pt").exists()
+    fire(tmp_path / "a.pt", tmp_path / "b.pt", where="b.weight")
+    assert same(torch.load(tmp_path / "b.pt")["a.weight"], state["a.weight"])
+
+
+def test_a_head_that_is_a_copy_of_its_embedding_is_left_alone_and_asked_for_fired_in_both_places(tmp_path: Path) -> None:
+    words = torch.randn(10, 4)
+    block = {"transformer.h.0.attn.c_attn.weight": torch.randn(4, 12), "transformer.h.0.attn.c_attn.bias": torch.zeros(12)}
+    safetensors.save_file(
+        {"transformer.wte.weight": words.clone(), "lm_head.weight": words.clone(), **block}, tmp_path / "a.safetensors"
+    )
+    fire(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    left = safetensors.load_file(tmp_path / "b.safetensors")
+    assert same(left["lm_head.weight"], words)
+    assert same(left["transformer.wte.weight"], words)
+    fire(tmp_path / "a.safetensors", tmp_path / "c.safetensors", where="paper_gpt")
+    both = safetensors.load_file(tmp_path / "c.safetensors")
+    assert not same(both["lm_head.weight"], words)
+    assert same(both["lm_head.weight"], both["transformer.wte.weight"])
+
+
+def test_a_file_that_appears_meanwhile_is_not_written_over(tmp_path: Path) -> None:
+    path, out = one_file(tmp_path), tmp_path / "b.pt"
+
+    def meanwhile(done: int, of: int, name: str) -> None:
+        out.write_text("somebody else's")
+
+    with pytest.raises(FileExistsError, match="has appeared in the meantime"):
+        fire(path, out, tell=meanwhile)
+    assert out.read_text() == "somebody else's"
+    assert sorted(contents(tmp_path)) == ["a.pt", "b.pt"]
+
+
+def test_a_link_to_nowhere_is_something_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "b.pt").symlink_to(tmp_path / "nowhere.pt")
+    with pytest.raises(FileExistsError, match="is there already"):
+        fire(one_file(tmp_path), tmp_path / "b.pt")
+
+
+def test_a_folder_does_not_get_the_name_of_a_file(tmp_path: Path) -> None:
+    path = shards(tmp_path)
+    for name in ("x.safetensors", "x.json"):
+        with pytest.raises(ValueError, match=r"looks like a file.*model-fired"):
+            fire(path, tmp_path / name)
+
+
+def test_damage_that_a_checksum_shows_is_still_shown_by_the_copy(tmp_path: Path) -> None:
+    path, out = one_file(tmp_path), tmp_path / "b.pt"
+    content = bytearray(path.read_bytes())
+    first = open_checkpoint(path).tensors["0.weight"]
+    content[first.offset] ^= 1  # the least bit of a number: a weight like any other
+    path.write_bytes(content)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() == "a/data/0"
+    fire(path, out)
+    with zipfile.ZipFile(out) as archive:
+        assert archive.testzip() == "a/data/0"
+        others = [name for name in archive.namelist() if name != "a/data/0"]
+        assert all(archive.read(name) is not None for name in others)
+
+
+def test_what_is_not_finite_beside_the_fired_weights_is_said(tmp_path: Path) -> None:
+    state = deep_net().state_dict()
+    state["2.bias"][1] = torch.nan
+    torch.save(state, tmp_path / "a.pt")
+    assert fire(tmp_path / "a.pt", tmp_path / "b.pt").not_finite == ("2.bias",)
+    assert "2.bias (1)" in inspect(tmp_path / "a.pt").summary[0]
+
+
+def test_the_state_of_an_optimiser_is_pointed_out(tmp_path: Path) -> None:
+    net = deep_net()
+    adam = torch.optim.Adam(net.parameters())
+    torch.save({"model": net.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "a.pt")
+    assert len(fire(tmp_path / "a.pt", dry_run=True).momenta) == 1
+    folder = shards(tmp_path)
+    assert fire(folder, dry_run=True).momenta == ()
+    torch.save(adam.state_dict(), folder / "optimizer.pt")
+    assert fire(folder, dry_run=True).momenta == ("optimizer.pt",)

@@ -2,6 +2,7 @@
 
 import builtins
 import io
+import json
 import os
 import pickle
 import random
@@ -157,6 +158,48 @@ def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
     assert all(entry.isprintable() for entry in open_checkpoint(tmp_path / "b.pt").beside)
 
 
+def test_messages_quote_files_without_their_escape_sequences(tmp_path: Path) -> None:
+    harm = "\x1b]0;pwned\x07\n\u202e"
+    check_printable(archive(tmp_path / "a.pt", state_dict(("a.weight", tensor(key=harm)))))
+    check_printable(legacy(tmp_path / "b.pt", state_dict(("a.weight", tensor(key=harm))), b"\x80\x02].", b""))
+    header = json.dumps({harm: {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "c.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    check_printable(tmp_path / "c.safetensors")
+    (tmp_path / "d.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    index = tmp_path / "d.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {harm: "d.safetensors"}}))
+    check_printable(index)
+
+
+def check_printable(path: Path) -> None:
+    message = check_refused(path)
+    assert message.isprintable()
+    assert r"\x1b]0;pwned\x07\n\u202e" in message
+
+
+def test_messages_are_short_however_long_a_name_is(tmp_path: Path) -> None:
+    check_refused(archive(tmp_path / "a.pt", state_dict(("a.weight", tensor(key="a" * MIB)))), "is missing")
+
+
+@pytest.mark.parametrize("damage", [False, True])
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_checksum_that_was_wrong_before_is_known(tmp_path: Path, damage: bool, computed: bool) -> None:
+    path, before = tmp_path / "a.pt", torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(computed)
+    try:
+        torch.save({"a.weight": torch.randn(4, 6), "b.weight": torch.randn(4, 6)}, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    found = open_checkpoint(path)
+    at = found.tensors["a.weight"].offset
+    if damage:
+        rewritten(path, lambda content: content.__setitem__(at, content[at] ^ 1))
+    with open(path, "rb") as file:
+        intact = {member.name: member.intact(file) for member in found.checksums[path] if member.size}
+    assert intact == {name: computed and not (damage and name == "a/data/0") for name in intact}
+    assert "a/data/0" in intact
+
+
 INSTRUCTIONS = {
     "STACK_GLOBAL": text("os") + text("system") + b"\x93",
     "INST": b"(" + text("true") + b"ios\nsystem\n",
@@ -200,6 +243,8 @@ def laughs(opening: bytes, joined: bytes, levels: int = 60) -> bytes:
 
 
 LISTS = laughs(b"]", b"](h\x00h\x00e")
+# All have one hash, so that a dict compares each with all before.
+COLLIDING = [number(k * (2**61 - 1)) for k in range(2, 20_002)]
 TUPLES = laughs(b")", b"h\x00\x86")
 MANY_PAIRS = b"](" + b"".join(number(n) + b"N\x86" for n in range(20_000)) + b"e"
 
@@ -223,6 +268,15 @@ PROGRAMS: dict[str, tuple[bytes, str]] = {
         b"\x80\x02ccollections\nOrderedDict\n](" + TUPLES[2:] + b"N\x86e\x85R.",
         "key",
     ),
+    "keys of one hash": (b"\x80\x02}(" + b"".join(key + b"N" for key in COLLIDING) + b"u.", "10,000 keys"),
+    "keys of one hash, one by one": (b"\x80\x02}" + b"".join(key + b"Ns" for key in COLLIDING) + b".", "10,000 keys"),
+    "keys of one hash in a call": (
+        b"\x80\x02ccollections\nOrderedDict\n](" + b"".join(key + b"N\x86" for key in COLLIDING) + b"e\x85R.",
+        "10,000 keys",
+    ),
+    "tuples of one hash": (b"\x80\x02}(" + b"".join(key + b"\x85N" for key in COLLIDING) + b"u.", "10,000 keys"),
+    "long tuples as keys": (b"\x80\x02}(" + (b"(" + b"N" * 60 + b"tN") * 200 + b"u.", "10,000 keys"),
+    "many plain keys": (b"\x80\x02}(" + b"".join(number(k) + b"N" for k in range(-9000, 9000)) + b"u.", "no tensor"),
     "a list that holds itself": (b"\x80\x02]q\x00h\x00a.", "no tensor"),
     "a dict that holds itself": (b"\x80\x02}q\x00" + text("a") + b"h\x00s.", "no tensor"),
     "a list of all lists": (LISTS[:2] + b"(" + LISTS[2:] + b"t.", "no tensor"),

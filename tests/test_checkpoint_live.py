@@ -252,7 +252,7 @@ CASES: dict[str, Case] = {
     "diffusers": Case(unet2d),
     "nanoGPT": Case(lambda: nano_gpt(True)),
     "nanoGPT without biases": Case(lambda: nano_gpt(False)),
-    "U-Net": Case(unet, ("join2.weight", "join1.weight"), ("bottom.weight", "down1.weight", "out.weight")),
+    "U-Net": Case(unet, ("bottom.weight", "join2.weight", "join1.weight"), ("down1.weight", "out.weight")),
     "recurrent": Case(recurrent),
     "attention": Case(attention),
 }
@@ -438,6 +438,77 @@ def test_a_tied_gpt2_of_torch_save_is_fired_as_the_model_is(tmp_path: Path) -> N
         if live is not None:
             rp.checkpoint.fire(path, tmp_path / f"{number}.pt", where=where, method="exact")
             assert_same(model.state_dict(), live.state_dict(), load(model, tmp_path / f"{number}.pt"))
+
+
+@pytest.mark.parametrize("where", ["paper_gpt", "embeddings", "everything"])
+def test_a_head_that_is_stored_as_a_copy_of_its_embedding_stays_one(where: str, tmp_path: Path) -> None:
+    model = nano_gpt(True)
+    save_file({name: value.clone() for name, value in model.state_dict().items()}, tmp_path / "model.safetensors")
+    live = live_fired(model, where, "exact")
+    assert live is not None
+    fired = rp.checkpoint.fire(tmp_path / "model.safetensors", tmp_path / "out.safetensors", where=where, method="exact")
+    assert fired.skeleton.twins == {"lm_head.weight": "transformer.wte.weight"}
+    assert_same(model.state_dict(), live.state_dict(), load_file(tmp_path / "out.safetensors"))
+
+
+class Block(nn.Module):
+    """As nnU-Net's: each layer has a name of its own, and one in a row."""
+
+    def __init__(self, into: int, out: int) -> None:
+        super().__init__()
+        self.conv = conv(into, out, bias=True)
+        self.all_modules = nn.Sequential(self.conv, nn.ReLU())
+
+
+def test_a_convolution_with_two_names_is_fired_once_under_both(tmp_path: Path) -> None:
+    model = nn.Sequential(Block(3, 8), Block(8, 8))
+    path, live = save(model, tmp_path, "pt"), live_fired(model, "everything", "exact")
+    fired = rp.checkpoint.fire(path, tmp_path / "out.pt", method="exact")
+    assert [(weight.name, weight.also_named) for weight in fired.selection.chosen] == [
+        (f"{at}.conv.weight", (f"{at}.all_modules.0.weight",)) for at in range(2)
+    ]
+    assert not fired.selection.left_alone
+    assert live is not None
+    assert_same(model.state_dict(), live.state_dict(), load(model, tmp_path / "out.pt"))
+
+
+def test_a_convolution_that_one_of_its_names_proves_is_known_by_both(tmp_path: Path) -> None:
+    weight = torch.randn(8, 3, 3, 3)
+    state = {"conv1.weight": weight, "tail.1.weight": torch.randn(8, 8, 3, 3), "odd.weight": torch.randn(8, 2, 3, 3)}
+    torch.save({**state, "upper.weight": weight}, tmp_path / "model.pt")
+    fired = rp.checkpoint.fire(tmp_path / "model.pt", dry_run=True)
+    assert {name for weight in fired.selection.chosen for name in (weight.name, *weight.also_named)} >= {
+        "conv1.weight",
+        "upper.weight",
+    }
+    assert "upper.weight" not in fired.skeleton.unknown
+
+
+def test_a_convolution_is_not_what_comes_before_itself(tmp_path: Path) -> None:
+    grouped, bias = torch.randn(6, 6, 3, 3), torch.randn(6)  # it may read 12 channels, in two groups
+    state = {f"net{number}.{name}": value for number in (1, 2) for name, value in (("weight", grouped), ("bias", bias))}
+    torch.save({**state, "fc.weight": torch.randn(5, 6)}, tmp_path / "model.pt")
+    fired = rp.checkpoint.fire(tmp_path / "model.pt", dry_run=True)
+    assert [weight.name for weight in fired.selection.chosen] == ["fc.weight"]
+    assert {weight.name for weight in fired.selection.left_alone} == {"net1.weight", "net2.weight"}
+
+
+def test_what_is_linear_by_one_name_and_unknown_by_another_is_unknown(tmp_path: Path) -> None:
+    """CTRL calls its embedding "w"."""
+    shared = torch.randn(12, 6)
+    state = {"transformer.w.weight": shared, "lm_head.weight": shared, "lm_head.bias": torch.zeros(12)}
+    torch.save({**state, "fc.weight": torch.randn(5, 6)}, tmp_path / "model.pt")
+    fired = rp.checkpoint.fire(tmp_path / "model.pt", tmp_path / "out.pt")
+    assert [weight.name for weight in fired.selection.chosen] == ["fc.weight"]
+    said = {weight.name: weight.reason for weight in fired.selection.left_alone}
+    assert said.keys() == {"transformer.w.weight", "lm_head.weight"}
+    assert "is the same tensor as transformer.w.weight" in said["lm_head.weight"]
+    assert not fired.skeleton.families
+    assert torch.equal(torch.load(tmp_path / "out.pt")["lm_head.weight"], shared)
+
+    asked = rp.checkpoint.fire(tmp_path / "model.pt", dry_run=True, where="lm_head.weight").selection
+    assert [{weight.name, *weight.also_named} for weight in asked.chosen] == [{*said}]
+    assert not asked.left_alone
 
 
 def agent(name: str, policy: str) -> Any:

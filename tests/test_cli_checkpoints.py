@@ -58,7 +58,7 @@ def test_a_dry_run_writes_nothing_and_lists_the_plan(saved: Path, capsys: pytest
     before = sorted(saved.parent.iterdir())
     assert main(["fire", str(saved), "--dry-run", "--where", "0.weight"]) == 0
     said = capsys.readouterr().out
-    assert "would change 1 weights" in said
+    assert "would change 1 weight," in said
     assert re.search(r"^0 +linear +1 x 8x6 +1\.15$", said, re.MULTILINE)
     assert sorted(saved.parent.iterdir()) == before
 
@@ -74,7 +74,7 @@ def test_in_place_replaces_the_file_itself(saved: Path) -> None:
     ("arguments", "says"),
     [
         ([], "where is the new checkpoint to go? -o "),
-        (["-o", "{folder}/model.safetensors"], "To replace it is in_place"),
+        (["-o", "{folder}/model.safetensors"], "say in place"),
         (["-o", "{folder}/model.pt"], "end it in .safetensors"),
         (["-o", "{folder}"], "did you mean {folder}/model.safetensors?"),
         (["-o", "{folder}/x.safetensors", "--in-place"], "give one of them"),
@@ -169,3 +169,67 @@ def test_ctrl_c_says_that_nothing_was_written(
     assert main(["fire", str(saved), "-o", str(saved.with_name("x.safetensors"))]) == 130
     assert "nothing was written" in capsys.readouterr().err
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_what_fire_cannot_mend_and_what_it_moves_far_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    lost = torch.randn(40, 2) @ torch.randn(2, 40)
+    state = {"a.weight": lost, "a.bias": torch.zeros(40), "b.weight": torch.randn(40, 20) / 100, "b.bias": torch.zeros(40)}
+    save_file(state, tmp_path / "a.safetensors")
+    assert main(["fire", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "b.safetensors"), "--method", "exact"]) == 0
+    said = capsys.readouterr().out
+    assert "Still far from an isometry (DfI/col over 0.5): a.weight." in said
+    assert "SFE/|W|² over 1" in said
+    assert main(["fire", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "c.safetensors"), "--where", "b.weight"]) == 0
+    assert "Still far" not in capsys.readouterr().out
+
+
+def test_the_optimisers_state_and_numbers_that_are_none_are_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = network()
+    adam = torch.optim.Adam(net.parameters())
+    net(torch.randn(2, 6)).sum().backward()
+    adam.step()
+    state = net.state_dict()
+    state["0.bias"][0] = torch.nan
+    torch.save({"model": state, "optimizer": adam.state_dict()}, tmp_path / "a.pt")
+    assert main(["fire", str(tmp_path / "a.pt"), "-o", str(tmp_path / "b.pt")]) == 0
+    said = capsys.readouterr().out
+    assert "The optimiser's state belongs to the old weights: start it anew" in said
+    assert "NaN or infinite entries, copied as they are: 0.bias" in said
+
+
+def test_target_networks_are_one_line_and_not_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    online = {f"q_net.q_net.{at}.{name}": value for at, layer in ((0, nn.Linear(4, 8)), (2, nn.Linear(8, 2)))
+              for name, value in layer.state_dict().items()}  # fmt: skip
+    target = {name.replace("q_net.", "q_net_target.", 1): value.clone() for name, value in online.items()}
+    torch.save({**online, **target}, tmp_path / "a.pt")
+    assert main(["fire", str(tmp_path / "a.pt"), "-o", str(tmp_path / "b.pt")]) == 0
+    said = capsys.readouterr().out
+    assert "left alone" not in said
+    assert "target networks become copies of the fired ones: q_net_target.q_net.0.weight" in said
+    made = torch.load(tmp_path / "b.pt")
+    assert all(torch.equal(made[name], made[name.replace("q_net.", "q_net_target.", 1)]) for name in online)
+
+
+def test_a_file_without_a_known_matrix_is_not_called_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"thing": torch.randn(3, 4, 5)}, tmp_path / "a.safetensors")
+    assert main(["inspect", str(tmp_path / "a.safetensors")]) == 0
+    said = capsys.readouterr().out
+    assert "No matrix was recognised" in said
+    assert "not looked at: thing: belongs to no layer" in said
+    assert "DfI/col" not in said
+
+
+def test_on_a_narrow_terminal_names_lose_what_they_share(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = {f"transformer.h.{name}": value for name, value in load_file(saved).items()}
+    save_file(state, saved)
+    monkeypatch.setattr("replastic.cli.checkpoints._narrow", lambda: True)
+    assert main(["inspect", str(saved)]) == 0
+    said = capsys.readouterr().out
+    assert "All names begin with transformer.h." in said
+    assert re.search(r"^matrix +out x in", said, re.MULTILINE)
+    assert re.search(r"^[024] +\d+x\d+ ", said, re.MULTILINE)

@@ -244,7 +244,7 @@ def check_checkpoints(names: dict[str, Any], printed: str) -> None:
 
 def check_integrations(names: dict[str, Any], printed: str) -> None:
     assert printed.count("new data") == 2  # Lightning's second fit, the Trainer's second phase
-    assert printed.count("chosen step") == 1
+    assert printed.count("step 1") == 1  # the agent, at the first rollout after step 120
     assert "FIRE, 10 steps: 2 weights" in printed
 
 

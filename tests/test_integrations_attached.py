@@ -272,3 +272,20 @@ def test_moments_that_can_never_come_are_refused_with_what_to_write(wrong: dict[
     (name,) = wrong
     with pytest.raises(ValueError, match=f"as in {name}="):
         Moments.of(**wrong)
+
+
+def test_a_boundary_that_can_never_come_is_an_error_unless_something_else_is_done() -> None:
+    Attached(rp.FIRE()).check_moments(True, "give steps")
+    Attached([rp.FIRE(), rp.L2()]).check_moments(False, "give steps")
+    with pytest.raises(ValueError, match="FIRE, FullReset would never act: give steps"):
+        Attached([rp.FIRE(), rp.FullReset()]).check_moments(False, "give steps")
+
+
+def test_chosen_moments_that_did_not_come_are_a_warning_at_the_end() -> None:
+    model = nn.Linear(3, 2)
+    attached = Attached(rp.FIRE())
+    attached.warn_if_idle(Moments.of(at_steps=[5]))  # nothing was trained
+    attached.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    attached.warn_if_idle(Moments.of())
+    with pytest.warns(UserWarning, match=r"none of at_steps=\[5, 9\], every_epochs=2 has come"):
+        attached.warn_if_idle(Moments.of(at_steps=[9, 5], every_epochs=2))

@@ -126,7 +126,7 @@ def equal(these: Any, those: Any) -> bool:
 def test_fire_acts_once_at_the_step_and_training_goes_on(kind: str) -> None:
     agent, callback = make(kind), PlasticityCallback(rp.FIRE(), at_steps=64)
     before, after = observed(agent, callback, 128)
-    assert callback.boundaries == [Boundary(64, "chosen step")]
+    assert callback.boundaries == [Boundary(64, "step 64")]
     assert [step for step, policy in before.policies.items() if not equal(policy, after.policies[step])] == [64]
 
     expected = before.policies[64]
@@ -171,7 +171,7 @@ def test_the_policy_that_learns_from_a_rollout_is_the_one_that_collected_it(kind
     agent = make(kind)
     callback, watch = PlasticityCallback(rp.FIRE(), at_steps=[40, 41, 100]), Watch(log_probabilities)
     agent.learn(160, callback=[callback, watch])
-    assert callback.boundaries == [Boundary(64, "chosen step"), Boundary(128, "chosen step")]
+    assert callback.boundaries == [Boundary(64, "step 64"), Boundary(128, "step 128")]
     assert len(watch.at_end) == 5
     for kept, theirs in watch.at_end:
         assert torch.allclose(kept, theirs, atol=1e-5)  # of one observation at a time and of all at once
@@ -205,7 +205,7 @@ def test_steps_are_those_of_all_environments_together() -> None:
     agent.learn(192, callback=callback)
     agent.set_env(envs)
     agent.learn(96, callback=callback, reset_num_timesteps=False)
-    assert callback.boundaries == [Boundary(192, "chosen step")]
+    assert callback.boundaries == [Boundary(192, "step 192")]
     agent.set_env(make_vec_env("CartPole-v1", n_envs=3))
     agent.learn(96, callback=callback, reset_num_timesteps=False)
     assert callback.boundaries[1:] == [Boundary(288, "new environment")]
@@ -226,7 +226,7 @@ def test_a_moment_at_the_end_waits_until_training_goes_on() -> None:
     agent.learn(80, callback=callback)
     assert callback.boundaries == []
     agent.learn(20, callback=callback, reset_num_timesteps=False)
-    assert callback.boundaries == [Boundary(80, "chosen step")]
+    assert callback.boundaries == [Boundary(80, "step 80")]
 
 
 def test_steps_are_counted_anew_where_the_agent_does() -> None:
@@ -254,7 +254,7 @@ def test_a_boundary_can_be_asked_for_in_the_midst_of_a_rollout() -> None:
 
     callback = PlasticityCallback(rp.FIRE())
     make("PPO").learn(128, callback=[callback, Ask()])
-    assert callback.boundaries == [Boundary(64, "asked for")]
+    assert callback.boundaries == [Boundary(64, "by hand")]
 
 
 def test_what_an_agent_learnt_before_it_had_the_callback_counts() -> None:
@@ -262,10 +262,10 @@ def test_what_an_agent_learnt_before_it_had_the_callback_counts() -> None:
     agent.learn(32)
     callback.boundary()
     agent.learn(32, callback=callback, reset_num_timesteps=False)
-    assert callback.boundaries == [Boundary(32, "asked for")]
+    assert callback.boundaries == [Boundary(32, "by hand")]
     late = PlasticityCallback(rp.FIRE(), at_steps=[32, 64])  # 32 lies behind
     agent.learn(32, callback=late, reset_num_timesteps=False)
-    assert late.boundaries == [Boundary(64, "chosen step")]
+    assert late.boundaries == [Boundary(64, "step 64")]
     too_late = PlasticityCallback(rp.FIRE(), at_steps=[32, 64])
     agent.learn(32, callback=too_late, reset_num_timesteps=False)
     assert too_late.boundaries == []
@@ -288,8 +288,9 @@ def test_another_environment_is_a_boundary(kind: str) -> None:
     assert callback.boundaries == [Boundary(192, "new environment"), Boundary(256, "new environment")]
 
 
+@pytest.mark.filterwarnings("ignore:training has ended")
 def test_another_environment_may_be_no_boundary() -> None:
-    agent, callback = make("DQN"), PlasticityCallback(rp.FIRE(), on_new_env=False)
+    agent, callback = make("DQN"), PlasticityCallback(rp.FIRE(), on_new_env=False, at_steps=10_000)
     agent.learn(64, callback=callback)
     agent.set_env(gym.make("CartPole-v1"))
     agent.learn(64, callback=callback, reset_num_timesteps=False)
@@ -507,7 +508,7 @@ def test_an_agent_is_saved_and_loaded_as_if_there_were_no_callback(kind: str, tm
     resumed = PlasticityCallback(rp.FIRE(), at_steps=[64, 126])
     resumed.load_state_dict(torch.load(tmp_path / "callback.pt", weights_only=True))
     again.learn(64, callback=resumed, reset_num_timesteps=False)
-    assert resumed.boundaries == [Boundary(64, "chosen step"), Boundary(128, "chosen step")]
+    assert resumed.boundaries == [Boundary(64, "step 64"), Boundary(128, "step 128")]
     assert resumed.learner.task_number == 2
 
 
@@ -525,7 +526,7 @@ def test_a_resumed_run_goes_back_to_its_own_first_weights(tmp_path: Path) -> Non
 
 def test_a_boundary_is_a_line_in_the_agents_log(capsys: pytest.CaptureFixture[str]) -> None:
     make("DQN", verbose=1).learn(60, callback=PlasticityCallback(rp.FIRE(), at_steps=40, verbose=1), log_interval=None)
-    assert "replastic: boundary at step 40 (chosen step)" in capsys.readouterr().out
+    assert "replastic: boundary at step 40 (step 40)" in capsys.readouterr().out
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,3 +543,8 @@ def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     example.main()
     printed = capsys.readouterr().out
     assert all(arm in printed for arm in example.ARMS)
+
+
+def test_without_a_moment_to_come_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="FIRE would never act: with on_new_env=False give steps"):
+        PlasticityCallback(rp.FIRE(), on_new_env=False)

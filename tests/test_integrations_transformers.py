@@ -178,8 +178,9 @@ def test_a_new_optimiser_between_two_calls_is_followed(tmp_path) -> None:
     assert callback.boundaries == [(2, "step 2"), (0, "new data"), (2, "step 2")]
 
 
+@pytest.mark.filterwarnings("ignore:training has ended")
 def test_new_data_can_be_ignored(tmp_path) -> None:
-    callback = PlasticityCallback(rp.FIRE(), on_new_data=False)
+    callback = PlasticityCallback(rp.FIRE(), on_new_data=False, at_steps=1000)
     trainer = trainer_of(gpt(), tmp_path, [callback])
     trainer.train()
     trainer.train_dataset = Tokens(1)
@@ -553,3 +554,8 @@ def test_a_missing_package_is_named() -> None:
     code = "import sys; sys.modules['transformers'] = None; import replastic.integrations.transformers"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert 'pip install "replastic[hf]"' in done.stderr
+
+
+def test_without_a_moment_to_come_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="FIRE would never act: with on_new_data=False give steps"):
+        PlasticityCallback(rp.FIRE(), on_new_data=False)

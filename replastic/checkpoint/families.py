@@ -10,36 +10,15 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from torch import nn
 
-from .holders import LATE, LORA, SHORTCUT, Holder, Holders
-
-
-class Unknown(Exception):
-    """What a tensor is cannot be told; the message says why, to follow its name."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """A layer without numbers, and what to know of the module around it."""
-
-    layer: nn.Module
-    parent: Any = None
-    family: str = ""  # "" where shapes have proved it
-
-
-class Conv1D(nn.Module):
-    """Stands for Hugging Face's layer of that name: a linear one, stored (in, out)."""
-
-    def __init__(self, into: int, out: int) -> None:
-        super().__init__()
-        self.nx, self.nf = into, out
-
+from ..layers import FUSED
+from .holders import LORA, Holder, Holders
+from .proofs import Conv1D, Fused, Known, Unknown, attention, convolution, proved_convolution, recurrent
 
 Make = Callable[[Holder, Holders], "Known | None"]  # None: not this one
 
@@ -67,13 +46,13 @@ def _dense(holder: Holder, around: Holders) -> Known | None:
     """Linear, or a convolution without groups."""
     if not 3 <= len(holder.shape()) <= 5:
         return _linear(holder, around)
-    return None if around.transposed(holder) else _convolution(holder)
+    return None if around.transposed(holder) else convolution(holder)
 
 
 def _depthwise(holder: Holder, around: Holders) -> Known | None:
     """By its name; the shape must not speak against it."""
     shape = holder.shape()
-    return _convolution(holder, shape[0]) if 3 <= len(shape) <= 5 and shape[1] == 1 else None
+    return convolution(holder, shape[0]) if 3 <= len(shape) <= 5 and shape[1] == 1 else None
 
 
 def _middle_of_block(holder: Holder, around: Holders) -> Known | None:
@@ -83,16 +62,7 @@ def _middle_of_block(holder: Holder, around: Holders) -> Known | None:
         return None
     (width, _, *narrow), (out, reads, *_) = first.shape(), holder.shape()
     fits = narrow == [1, 1] and width == out == third.shape()[1] and width % reads == 0
-    return _convolution(holder, width // reads) if fits else None
-
-
-def _convolution(holder: Holder, groups: int = 1, *, transposed: bool = False) -> Known:
-    out, reads, *kernel = holder.shape()
-    kinds: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    if transposed:
-        kinds, out, reads = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), reads, out
-    kind = kinds[len(kernel) - 1]
-    return Known(kind(reads * groups, out, tuple(kernel), groups=groups, bias=False, device="meta"))
+    return convolution(holder, width // reads) if fits else None
 
 
 def _gpt2(holder: Holder, around: Holders) -> Known | None:
@@ -124,7 +94,7 @@ def _fused(*outputs: str) -> Make:
         width = after.shape()[1] if after is not None and len(after.shape()) == 2 else out // 3
         rest, odd = divmod(out - width, 2)
         if odd or not 0 < rest <= width or (after is None and width != into):
-            raise Unknown(
+            raise Fused(
                 f"is a fused {out} x {into} projection; which rows are queries, keys and values its shape does not say"
             )
         each = math.gcd(width, rest)  # any size of a head that divides both tells the parts apart
@@ -135,12 +105,16 @@ def _fused(*outputs: str) -> Make:
 
 
 def _by_head(holder: Holder, around: Holders) -> Known:
-    raise Unknown("is a fused projection that some models order by head, and how many heads there are the file does not say")
+    raise Fused("is a fused projection that some models order by head, and how many heads there are the file does not say")
+
+
+def _joined(holder: Holder, around: Holders) -> Known:
+    raise Fused("holds queries, keys, values and a part of the MLP in one, and the order of its rows is not known")
 
 
 def _chained(holder: Holder, around: Holders) -> Known | None:
     """A convolution that must be proved, though its name is a family's: the same names are used for grouped ones."""
-    return _proved_convolution(holder, around) if len(holder.shape()) == 4 else None
+    return proved_convolution(holder, around, layer_of) if len(holder.shape()) == 4 else None
 
 
 # Families, the end of a module's name (# is a number), and what layer that is. The first row that fits counts.
@@ -186,6 +160,7 @@ TABLE: tuple[tuple[str, str, Make], ...] = (
     ("language model", "lm_head|embed_out", _linear),
     ("GPT-NeoX", "query_key_value", _by_head),
     ("GPT-NeoX", "embed_in", _embedding),
+    ("FLUX", "single_blocks.#.linear1", _joined),
 )
 
 # The end of a module's name by which a family's rows come to count: many of the names above mean other things elsewhere.
@@ -204,6 +179,7 @@ SIGNS: dict[str, str] = {
     "Stable-Baselines3": "mlp_extractor.(policy|value)_net.#|action_net|q_net.q_net.#|critic.qf#.#|actor.mu(.#)?",
     "language model": "lm_head|embed_out",
     "GPT-NeoX": "query_key_value",
+    "FLUX": "single_blocks.#.linear1",
 }
 
 # An embedding, the head that reads it and is not in the file because its numbers are the embedding's, and a module that the
@@ -215,18 +191,22 @@ TIED: tuple[tuple[str, str, str], ...] = (
     ("roberta.embeddings.word_embeddings", "lm_head.decoder", "lm_head.dense"),
 )
 
-# A network that follows another, and is a copy of it when that is changed at once.
-TARGETS: tuple[tuple[str, str], ...] = (
-    ("q_net_target.", "q_net."),
-    ("critic_target.", "critic."),
-    ("actor_target.", "actor."),
-)
+# What a head is called that may be in the file as a copy of its embedding.
+HEADS = re.compile(r"(.*\.)?(lm_head|embed_out|decoder|output_projection)")
+
+# Parts of names of target networks, which follow others. Which one is known for X_target alone: X.
+TARGET = re.compile(r"target|target_(net|network|model|critic|actor|policy|q.*)|(.*_)target")
 
 _PLAIN_LINEAR = re.compile(
     r"(.*_)?(q|k|v|o|in|out|up|down|gate)_proj|(fc|linear|lin|dense|proj|to_(q|k|v|out))_?[0-9]*|head|classifier|score"
+    r"|(query|key|value)(_proj)?"
 )
 _PLAIN_EMBEDDING = re.compile(r"(.*_)?(embed|embedding|emb)s?(_tokens|_positions)?_?[0-9]*|wte|wpe", re.IGNORECASE)
 _PLAIN_NORM = re.compile(r".*(norm|rms).*|(.*_)?(ln|bn)(_[a-z]+)?_?[0-9]*", re.IGNORECASE)
+
+
+_HOLDS_QUERIES = re.compile(r".*(qkv|query_?key_?value|q_k_v).*", re.IGNORECASE)
+_MISFITS = (ValueError, ZeroDivisionError, RuntimeError, TypeError, AttributeError, IndexError, AssertionError)
 
 
 def _pattern(ends: str) -> re.Pattern[str]:
@@ -243,9 +223,13 @@ def layer_of(holder: Holder, around: Holders) -> Known | None:
     if holder.name not in told:
         told[holder.name] = Unknown("is known only by another that is known by it")  # until more is known
         try:
-            told[holder.name] = _look(holder, around)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, of layers without entries
+                told[holder.name] = _look(holder, around)
         except Unknown as problem:
             told[holder.name] = problem
+        except _MISFITS as problem:
+            told[holder.name] = Unknown(f"has shapes that do not fit together: {problem}")
     found = told[holder.name]
     if isinstance(found, Unknown):
         raise found
@@ -270,17 +254,19 @@ def _proved(holder: Holder, around: Holders) -> Known | None:
     """What shapes, and words that mean one thing, prove without a family."""
     shape, bias = holder.shape(), holder.shape("bias")
     if "in_proj_weight" in holder.tensors or "q_proj_weight" in holder.tensors:
-        return Known(_attention(holder))
+        return Known(attention(holder))
     if any(name.startswith("weight_hh") for name in holder.tensors):
-        return Known(_recurrent(holder))
+        return Known(recurrent(holder))
     if len(shape) < 2:
         return None
     if LORA.search(holder.name):
         raise Unknown("is of a low-rank adapter, of which only the product of the two factors means something")
     if bias and bias not in ((shape[0],), (shape[1],)):
         raise Unknown(f"has the shape {shape} and a bias of {bias}, which is neither of its sides: has it groups?")
+    if _is_fused(holder, around):
+        raise Fused("is a fused projection by its name, and the order of its rows is not known")
     if 3 <= len(shape) <= 5:
-        return _proved_convolution(holder, around)
+        return proved_convolution(holder, around, layer_of)
     if len(shape) > 5:
         raise Unknown(f"has the shape {shape}, which is none of a known layer")
     if bias:
@@ -292,103 +278,14 @@ def _proved(holder: Holder, around: Holders) -> Known | None:
     raise Unknown("has no bias and no name that is known: a linear layer, or an embedding?")
 
 
-def _proved_convolution(holder: Holder, around: Holders) -> Known:
-    """Groups are not stored. They are one if as many channels are read as the layer before writes, or the image has.
+def _is_fused(holder: Holder, around: Holders) -> bool:
+    """Whether a name, or `in_proj` with three times as many outputs as inputs, speaks of queries, keys and values in one.
 
-    Any other layer's count proves nothing: the second half of a network may write what a group of the first half reads.
-    """
-    out, reads, *kernel = holder.shape()
-    if len(kernel) == 1 and not (holder.last.isdecimal() or "conv" in holder.name.lower()):
-        raise Unknown("has three axes, and no name that tells whether it is a convolution, a bilinear layer or several")
-    if around.transposed(holder):
-        return _convolution(holder, transposed=True)
-    if around.outputs_of(holder) is None and out != reads and any(map(LATE.fullmatch, holder.name.split("."))):
-        raise Unknown("is a convolution or a transposed one, and has no bias to tell which")
-    before = around.before[holder.name]
-    written = None if before is None else _writes(before, around)
-    if before is None and _reads_image(holder, around):
-        return _convolution(holder)
-    if before is not None and written == reads and around.follows(before.name, holder.name):
-        return _convolution(holder)
-    if _is_shortcut(holder, around):
-        return _convolution(holder)
-    # One that is transposed and writes one channel is stored alike: but what comes next does not read as many as it did.
-    plain = around.outputs_of(holder) == out or around.next_reads(holder) == out
-    if reads == 1 and written == out and plain and max(kernel) > 1 and not around.one_channel:
-        return _convolution(holder, groups=out)
-    other = "it is the first" if before is None else f"{before.name} before it writes {written or 'an unknown number'}"
-    raise Unknown(f"is a convolution that reads {reads} channels, or so many a group; {other}: groups are not in the file")
-
-
-def _writes(holder: Holder, around: Holders) -> int | None:
-    """How many channels a convolution writes; None if it may be a transposed one."""
-    surely = around.outputs_of(holder)
-    if surely is not None:
-        return surely
-    try:
-        known = layer_of(holder, around)
-    except Unknown:
-        return None
-    return None if known is None else int(known.layer.out_channels)  # pyright: ignore[reportArgumentType]
-
-
-def _reads_image(holder: Holder, around: Holders) -> bool:
-    """Of the first convolution: three channels, or a number that makes no group of another layer's likely."""
-    reads = holder.shape()[1]
-    alone = sum(other.shape()[1] == reads for other in around.convolutions) == 1
-    unwritten = around.outputs_of(holder) is not None and reads not in around.first_sides
-    return reads == 3 or (alone and (reads <= 4 or unwritten))
-
-
-def _is_shortcut(holder: Holder, around: Holders) -> bool:
-    """Whether it reads what the first layer of its block reads, which has no groups, and writes what the last one does."""
-    match = SHORTCUT.fullmatch(holder.name)
-    if match is None:
+    Names that `layers.FUSED` has are known to it."""
+    if holder.last in FUSED:
         return False
-    inside, aside = f"{match[1]}.", f"{match[1]}.{match[2]}"
-    block = [h for h in around.convolutions if h.name.startswith(inside) and not h.name.startswith(aside)]
-    if not block or (block[0].shape()[1], block[-1].shape()[0]) != (holder.shape()[1], holder.shape()[0]):
-        return False
-    try:
-        first = layer_of(block[0], around)
-    except Unknown:
-        return False
-    return first is not None and getattr(first.layer, "groups", 0) == 1
-
-
-def _attention(holder: Holder) -> nn.Module:
-    packed = holder.shape("in_proj_weight")
-    if packed:
-        if len(packed) != 2 or packed[0] != 3 * packed[1]:
-            raise Unknown(f"has packed projections of shape {packed}, which are not three square ones")
-        layer = nn.MultiheadAttention(packed[1], 1, bias=False, device="meta")
-    else:
-        q, k, v = (holder.shape(f"{letter}_proj_weight") for letter in "qkv")
-        if any(len(shape) != 2 for shape in (q, k, v)):
-            raise Unknown("has projections that are not three matrices")
-        layer = nn.MultiheadAttention(q[0], 1, bias=False, kdim=k[1], vdim=v[1], device="meta")
-        if layer.in_proj_weight is not None:
-            raise Unknown("has three projections where one packed one is usual")
-    layer._modules.clear()  # its output projection stands in the file by itself
-    return layer
-
-
-def _recurrent(holder: Holder) -> nn.Module:
-    cell = "weight_hh" in holder.tensors
-    into, hidden = (holder.shape(name if cell else f"{name}_l0") for name in ("weight_ih", "weight_hh"))
-    projected = holder.shape("weight_hr_l0")
-    size = projected[1] if len(projected) == 2 else hidden[1] if len(hidden) == 2 else 0
-    gates = hidden[0] // size if size and len(into) == 2 and hidden[0] % size == 0 else 0
-    kinds: dict[int, tuple[type[nn.Module], type[nn.Module]]]
-    kinds = {1: (nn.RNN, nn.RNNCell), 3: (nn.GRU, nn.GRUCell), 4: (nn.LSTM, nn.LSTMCell)}
-    if gates not in kinds:
-        raise Unknown(f"is recurrent, with weights of shape {into} and {hidden}, which are not 1, 3 or 4 gates")
-    if cell:
-        return kinds[gates][1](into[1], size, bias=False, device="meta")
-    layers = len([name for name in holder.tensors if re.fullmatch(r"weight_hh_l\d+", name)])
-    more = {"proj_size": projected[0]} if projected else {}
-    both = "weight_hh_l0_reverse" in holder.tensors
-    return kinds[gates][0](into[1], size, layers, bias=False, bidirectional=both, device="meta", **more)
+    out, into = holder.shape()[1::-1] if around.transposed(holder) else holder.shape()[:2]
+    return bool(_HOLDS_QUERIES.fullmatch(holder.last)) or (holder.last == "in_proj" and out == 3 * into)
 
 
 def _norm(holder: Holder) -> Known | None:

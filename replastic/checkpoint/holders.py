@@ -72,18 +72,16 @@ class Holders:
 
     @cached_property
     def before(self) -> dict[str, Holder | None]:
-        """The convolution before each, of those with as many axes."""
+        """The convolution before each, of those with as many axes. Two names of one tensor are one convolution."""
         last: dict[int, Holder] = {}
         found: dict[str, Holder | None] = {}
+        seen: dict[tuple[object, ...], str] = {}
         for holder in self.convolutions:
-            found[holder.name] = last.get(len(holder.shape()))
-            last[len(holder.shape())] = holder
+            first = seen.setdefault(place(holder.tensors["weight"]), holder.name)
+            found[holder.name] = found[first] if first in found else last.get(len(holder.shape()))
+            if first == holder.name:
+                last[len(holder.shape())] = holder
         return found
-
-    @cached_property
-    def first_sides(self) -> set[int]:
-        """How many outputs there are of any layer, if none is transposed."""
-        return {shape[0] for holder in self.by_name.values() if len(shape := holder.shape()) >= 2}
 
     def next_reads(self, holder: Holder) -> int | None:
         """The second side of the convolution after one."""
@@ -99,19 +97,23 @@ class Holders:
         """Whether names bear out that one layer reads what the other writes.
 
         They do if they part at a number (conv1 and conv2, layer1.1.conv2 and layer2.0.conv1), or where one is at the
-        network's beginning or end; and, if the order is the model's own, if both are in one module and the first is no
-        shortcut.
+        network's beginning or end. An order, be it the model's own, proves nothing: branches stand one after the other too.
         """
-        one, other = next((a, b) for a, b in zip(f"{before}.".split("."), f"{name}.".split("."), strict=False) if a != b)
+        pairs = enumerate(zip(f"{before}.".split("."), f"{name}.".split("."), strict=False))
+        depth, (one, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
         numbered = re.sub("[0-9]+", "", one) == re.sub("[0-9]+", "", other)
-        together = self.ordered and before.rpartition(".")[0] == name.rpartition(".")[0] and not SHORTCUT.fullmatch(before)
-        return numbered or together or bool(EARLY.fullmatch(one) or LATE.fullmatch(other))
+        return numbered or (depth == 0 and bool(EARLY.fullmatch(one) or LATE.fullmatch(other)))
 
     def shows(self, sign: re.Pattern[str]) -> bool:
         """Whether a module is called so."""
         if sign.pattern not in self._shown:
             self._shown[sign.pattern] = any(map(sign.fullmatch, self.by_name))
         return self._shown[sign.pattern]
+
+
+def place(stored: Stored) -> tuple[object, ...]:
+    """Equal for names of the very same tensor."""
+    return stored.file, stored.offset, stored.dtype, stored.shape, stored.stride
 
 
 def _natural(name: str) -> list[tuple[int, list[tuple[int, int | str]]]]:

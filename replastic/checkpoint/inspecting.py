@@ -18,7 +18,8 @@ from ..linalg.batches import Stack
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..measures.weights import layer_deviation, singular_values
 from ..unfolded import unfolded_weight
-from ..weights import LeftAlone, Where, choose
+from ..weights import LeftAlone, Where
+from .finite import not_finite
 from .opened import Checkpoint, open_checkpoint
 from .skeleton import Skeleton, skeleton
 from .stored import CheckpointError, Stored
@@ -64,18 +65,26 @@ class MatrixReport:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found; `summary` in words."""
+    """What `inspect` found; `summary` in words, and `print` shows that with the matrices.
+
+    not_finite: how many entries are NaN or infinite, of each tensor that has some, be it a matrix or not.
+    without_reference: names that the reference does not have in this shape.
+    """
 
     checkpoint: Checkpoint
     skeleton: Skeleton
     matrices: tuple[MatrixReport, ...]  # worst first
     left_alone: tuple[LeftAlone, ...]
     reference: Path | None
-    without_reference: tuple[str, ...]  # names that the reference does not have in this shape
+    without_reference: tuple[str, ...]
+    not_finite: dict[str, int]
 
     @property
     def summary(self) -> tuple[str, ...]:
         return tuple(_summary(self))
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.checkpoint.path}: {self.checkpoint.format}", *self.summary, *map(_line, self.matrices)])
 
 
 ORDERS: dict[str, Callable[[MatrixReport], float]] = {
@@ -127,13 +136,14 @@ def inspect(
             reports.append(replace(report, kind="unknown", deviation=None) if weight.name in bones.taken else report)
     reports.sort(key=lambda report: (report.bad == 0, -_finite(ORDERS[by](report))))
     missing = tuple(absent) if before is not None else ()
-    return Inspection(checkpoint, bones, tuple(reports), left_alone, before.path if before is not None else None, missing)
+    compared = before.path if before is not None else None
+    return Inspection(checkpoint, bones, tuple(reports), left_alone, compared, missing, not_finite(checkpoint))
 
 
 def _weights(bones: Skeleton, where: Where | None, matrices: set[str]) -> tuple[list[WeightMatrix], tuple[LeftAlone, ...]]:
     """What to look at: reading, unlike writing, may take what is tied, follows others or is of an unknown kind."""
     if where is not None:
-        selection = choose(bones.weights(frozen=True), where)
+        selection = bones.select(where, frozen=True)
         return [*selection.chosen], selection.left_alone
     for name in [name for name in bones.unknown if name in matrices]:  # a spectrum does not ask what is out and what in
         bones.take_as_plain(name)
@@ -251,11 +261,13 @@ def _finite(value: float) -> float:
 def _summary(found: Inspection) -> list[str]:
     said: list[str] = []
     whole = [report for report in found.matrices if not report.bad]
-    broken = [report for report in found.matrices if report.bad]
+    broken = found.not_finite
     if broken:
-        named = ", ".join(f"{report.name} ({report.bad:,})" for report in broken[:3])
+        named = ", ".join(f"{name} ({count:,})" for name, count in list(broken.items())[:3])
         more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
         said.append(f"NaN or infinite entries: {named}{more}. Training cannot go on from these: take an earlier checkpoint.")
+    if not found.matrices:
+        return [*said, "No matrix was recognised, so nothing was measured; why is said of each."]
     lost = sorted((report for report in whole if report.share_of_rank < _LOST), key=lambda report: report.share_of_rank)
     if lost:
         worst = lost[0]
@@ -277,12 +289,23 @@ def _summary(found: Inspection) -> list[str]:
             f"Since the reference a weight has moved by {middle:.2g} of its norm (median of {len(moved)}), "
             f"most {most.name}, by {most.distance:.2g}."
         )
-    if not (broken or lost or flat):
-        said.append(f"None of {len(whole)} matrices has lost rank or is all but singular.")
+    if whole and not (broken or lost or flat):
+        one = "The matrix has not lost rank and is not singular."
+        said.append(one if len(whole) == 1 else f"None of {len(whole)} matrices has lost rank or is all but singular.")
     said.append(
         "Weights alone do not tell whether units are dead or features collapse: rp.diagnose(model, data) does, given both."
     )
     return said
+
+
+def _line(one: MatrixReport) -> str:
+    if one.bad:
+        return f"{one.name}: {one.bad:,} entries are NaN or infinite"
+    deviation = "" if one.deviation is None else f", DfI/col {one.deviation:.2g}"
+    distance = "" if one.distance is None else f", moved by {one.distance:.2g}"
+    rank = f"rank {one.effective_rank:.1f} (random {one.random_rank:.1f})"
+    figures = f"norm {one.norm:.3g}, {rank}, condition {shown_condition(one)}{deviation}{distance}"
+    return f"{one.name} {one.sides[0]}x{one.sides[1]}: {figures}"
 
 
 def _count(some: Sequence[object], of: Sequence[object]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from . import safetensors_file
-from .stored import CheckpointError, Stored
-from .torch_file import Contents, read_archive, read_legacy
+from .stored import CheckpointError, Stored, printable
+from .torch_file import Contents, is_average, read_archive, read_legacy
 from .zipped import Member
 
 _INDEX = ".index.json"
@@ -50,7 +51,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.is_dir():
         return _open_folder(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}: give a checkpoint, or the folder of one")
+        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = get_close_matches(path.name, beside, n=1)
+        hint = f"did you mean {path.parent / near[0]}?" if near else "give a checkpoint, or the folder of one"
+        raise FileNotFoundError(f"there is no file {path}: {hint}")
     if not path.is_file():
         raise CheckpointError(f"{path} is neither a file nor a folder: give a checkpoint, or the folder of one")
     if path.name.endswith(_INDEX):
@@ -143,14 +147,16 @@ def _checkpoint(path: Path, read: list[tuple[Path, Contents]], along: tuple[Path
     tensors: dict[str, Stored] = {}
     for file, contents in read:
         for name, stored in contents.tensors.items():
-            if name in tensors:
-                raise CheckpointError(f"{name} is in {tensors[name].file.name} and in {file.name}: which one counts?")
             if not name.isprintable() or name.count(".") >= _DEEPEST:
                 raise CheckpointError(f"{file}: a tensor is called {name[:80]!r}, which no module's is")
-            tensors[name] = stored
+            plain = _original(name)
+            if plain in tensors:
+                raise CheckpointError(f"{plain} is in {tensors[plain].file.name} and in {file.name}: which one counts?")
+            tensors[plain] = replace(stored, name=plain)
     if not tensors:
         beside = _listed(entry for _, contents in read for entry in contents.beside)
-        raise CheckpointError(f"{path} holds no tensor by name" + (f", only {beside}" if beside else ""))
+        only = f", only {beside}" if beside else ""
+        raise CheckpointError(f"{path} holds no tensor by name{only}: give a file of weights, as of model.state_dict()")
     return Checkpoint(
         path,
         read[0][1].format,
@@ -158,10 +164,25 @@ def _checkpoint(path: Path, read: list[tuple[Path, Contents]], along: tuple[Path
         tuple(file for file, _ in read),
         along is not None,
         along or (),
-        tuple(name for _, contents in read for name in contents.averages),
-        tuple(_printable(entry) for _, contents in read for entry in contents.beside),
+        _averages(tensors),
+        tuple(printable(entry) for _, contents in read for entry in contents.beside),
         {file: contents.checksums for file, contents in read if contents.checksums},
     )
+
+
+def _original(name: str) -> str:
+    """Without the parts that torch.compile puts into names."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") or name
+
+
+def _averages(tensors: dict[str, Stored]) -> tuple[str, ...]:
+    """Names of tensors that are means of weights over training. Where no other matrix is there, the means are what was
+    saved, and so are the weights."""
+    found = {name for name in tensors if is_average(name)}
+    others = (
+        len(stored.shape) > 1 and stored.dtype.is_floating_point for name, stored in tensors.items() if name not in found
+    )
+    return tuple(name for name in tensors if name in found) if any(others) else ()
 
 
 def _is_weights(file: Path) -> bool:
@@ -174,11 +195,6 @@ def _is_model(file: Path) -> bool:
     return not file.name.startswith(aside)
 
 
-def _printable(text: str) -> str:
-    """What a file says is shown to people, and may not move their cursor."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-
 def _listed(names: Iterable[str]) -> str:
-    names = [_printable(name) for name in names]
+    names = [*names]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -19,6 +19,7 @@ from .stored import CheckpointError
 LONGEST = 2**26  # bytes of pickle that are read: names and shapes of a million tensors take less
 MOST_STEPS = 2**23  # instructions that are followed: a quarter of a million tensors take as many
 _LONGEST_KEY = 64  # entries of a tuple that is a key
+_MOST_ODD_KEYS = 10_000  # that are neither texts nor small numbers; the entries of a tuple count each
 
 
 class Named(NamedTuple):
@@ -92,7 +93,7 @@ def read_pickle(file: BinaryIO, what: str) -> Any:
         if not refused:
             raise CheckpointError(f"{what}: its pickle cannot be read ({problem}): it is damaged") from problem
     if refused:
-        names = [name[:200].encode("unicode_escape").decode() for name in refused]
+        names = [name[:200] for name in refused]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise Refused(
             f"{what}: it holds {', '.join(names[:3])}{more}, which torch.load(weights_only=True) refuses, because to load "
@@ -113,6 +114,7 @@ class _Reader:
         self.marks: list[list[Any]] = []
         self.memory: dict[int, Any] = {}
         self.left = MOST_STEPS
+        self.odd_keys = 0
 
     def spend(self, steps: int) -> None:
         """So that a short file cannot ask for endless work, or for much memory."""
@@ -186,10 +188,21 @@ class _Reader:
         return Call(function.path, arguments)
 
     def _fill(self, held: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-        """To take a tuple's hash is to go through all that is in it, so keys that hold others without end are not taken."""
+        """To take a tuple's hash is to go through all that is in it, so keys that hold others without end are not taken.
+
+        Numbers can be chosen so that all have one hash, and then each is compared with all before it. Texts cannot, and
+        numbers below 2**60 are their own hashes; of other keys there may be a few.
+        """
         for key, value in pairs:
             if isinstance(key, tuple) and (len(key) > _LONGEST_KEY or any(isinstance(item, tuple) for item in key)):
                 raise CheckpointError(f"{self.what}: its pickle has a key that is a tuple of many others: it is damaged")
+            if not (key is None or isinstance(key, str) or (isinstance(key, int) and abs(key) < 2**60)):
+                self.odd_keys += max(1, len(key)) if isinstance(key, tuple) else 1
+                if self.odd_keys > _MOST_ODD_KEYS:
+                    raise CheckpointError(
+                        f"{self.what}: its pickle has more than {_MOST_ODD_KEYS:,} keys that are neither texts nor small "
+                        "numbers: it holds more than weights"
+                    )
             held[key] = value
         return held
 

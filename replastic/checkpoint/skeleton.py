@@ -7,6 +7,7 @@ it, so that mapping a file of any size takes no memory.
 
 from __future__ import annotations
 
+import copy
 import mmap
 import warnings
 from dataclasses import dataclass, field, replace
@@ -14,13 +15,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import conv
 
 from ..inventory import Inventory, Unavailable, WeightMatrix, take_inventory
-from ..layers import FUSED, role_of
+from ..layers import FUSED, UnknownLayout, layouts, role_of
 from ..weights import Selection, Where, choose
-from .families import TARGETS, TIED, Unknown, layer_of
-from .holders import LORA, Holder, Holders
+from .families import HEADS, TARGET, TIED, layer_of
+from .holders import LORA, Holder, Holders, place
 from .opened import Checkpoint
+from .proofs import Conv1D, Fused, Known, Unknown
 from .stored import CheckpointError, Stored
 
 
@@ -31,7 +34,12 @@ class Skeleton:
     model: its layers, under the names of the file.
     families: the families whose names were found, and how many layers of each.
     unknown: weights whose layer cannot be told, and why.
-    followers: tensors that become copies of others, by name, when those change: target networks.
+    followers: tensors of target networks, and the one that each becomes a copy of when its network changes (`following`).
+    strays: tensors of target networks that follow nothing in the file, and the name of their network.
+    tied: heads that are not in the file, and the embedding that they are.
+    twins: heads that are in the file as copies of an embedding, bit by bit, and that embedding. They are one weight: who
+        writes the embedding is to write its twin as well.
+    taken: unknown weights that were taken as plain layers.
     """
 
     model: nn.Module
@@ -39,8 +47,12 @@ class Skeleton:
     unknown: dict[str, str] = field(default_factory=dict)
     followers: dict[str, str] = field(default_factory=dict)
     averages: tuple[str, ...] = ()
-    tied: dict[str, str] = field(default_factory=dict)  # heads that are not in the file -> the embedding that they are
-    taken: set[str] = field(default_factory=set)  # unknown weights that were taken as plain layers
+    strays: dict[str, str] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    twins: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    _networks: dict[str, str] = field(default_factory=dict)  # of each follower, the one that it follows
+    _fused: set[str] = field(default_factory=set)  # unknown weights that hold queries
     _stored: dict[int, Stored] = field(default_factory=dict)  # by the parameter that stands for it
 
     def stored(self, weight: WeightMatrix) -> Stored:
@@ -60,32 +72,69 @@ class Skeleton:
     def _as_asked(self, weight: Unavailable) -> Unavailable:
         """A weight of unknown kind with the kind that it would be asked for as, so that it is said to be left alone."""
         where, _, attribute = weight.name.rpartition(".")
-        fused = "query" if "query" in FUSED.get(where.rpartition(".")[2], ()) else None
+        holds_queries = weight.name in self._fused or "query" in FUSED.get(where.rpartition(".")[2], ())
+        fused = "query" if holds_queries else None
         kind = "convolution" if attribute == "weight" and len(weight.shape) > 2 else "linear"
         return replace(weight, kind=kind, role=role_of(where) or fused) if weight.name in self.unknown else weight
 
-    def select(self, where: Where) -> Selection:
-        """What `where` asks for, as `weights.select` has it; of unknown weights and averages, those that it names."""
+    def select(self, where: Where, *, frozen: bool = False) -> Selection:
+        """What `where` asks for, as `weights.select` has it; of unknown weights and averages, those that it names.
+
+        frozen: with weights that follow others, for those who only read.
+        """
         asks = [where] if isinstance(where, str) or callable(where) else list(where)
         names = {ask for ask in asks if isinstance(ask, str)}
         for name in names & self.unknown.keys():
-            if _askable(name, _parameter(self.model, name).ndim):
-                self.take_as_plain(name)
-        for name in self.averages:
-            if any(name == ask or name.startswith(f"{ask}.") for ask in names):
-                _parameter(self.model, name).requires_grad_(True)
-        return choose(self.weights(), where)
+            for same in self._names_of(name) if self._askable(name) else ():
+                self.take_as_plain(same)
+        for name in (*self.averages, *self.strays):
+            outermost = self.strays.get(name, "")  # a module around a target network is not asked for with it
+            if any(name == ask or (name.startswith(f"{ask}.") and f"{ask}.".startswith(outermost)) for ask in names):
+                parameter = _parameter(self.model, name)
+                parameter.requires_grad_(parameter.is_floating_point())
+        return choose(self.weights(frozen=frozen), where)
+
+    def following(self, fired_names: set[str]) -> tuple[str, ...]:
+        """The tensors of target networks, biases too, in whose own network one of these weights is: so that they are one
+        again."""
+        moved = {net for net in {*self._networks.values()} if any(name.startswith(f"{net}.") for name in fired_names)}
+        return tuple(name for name, network in self._networks.items() if network in moved)
 
     def _reason(self, weight: Unavailable) -> str:
         name = weight.name.partition(":")[0]
-        if name in self.unknown:
-            how = " Ask for it by its name to have it taken as a plain layer, stored (out, in)"
-            return f"{self.unknown[name]}." + (how if _askable(name, len(weight.shape)) else "")
         if name in self.followers:
             return f"is of a target network: it becomes a copy of {self.followers[name]} if that network is fired"
+        if name in self.unknown:
+            how = f" Ask for it as {name} to have it taken as a plain layer, stored (out, in)"
+            why = self.unknown[name]
+            return why + ("" if why.endswith("?") else ".") + (how if self._askable(name) else "")
         if name in self.averages:
             return "is a mean of weights over training: ask for it by the name of what holds it"
-        return _NO_LAYER if _Holder.__name__ in weight.reason else weight.reason
+        if name in self.strays:
+            return (
+                "is of a target network, and which one it follows the file does not say: ask for it as "
+                f"{name.rpartition('.')[0]} to have it changed"
+            )
+        return _NO_LAYER if _Other.__name__ in weight.reason else weight.reason
+
+    def _askable(self, name: str) -> bool:
+        """Whether it can be changed as a plain layer. A low-rank adapter can be looked at only, and the parts of a fused
+        weight are not told apart by asking."""
+        weight, where = _parameter(self.model, name), name.rpartition(".")[0]
+        if not _may_be_plain(name, weight.ndim) or not weight.numel() or name in self.followers or LORA.search(name):
+            return False
+        outer, _, last = where.rpartition(".")
+        try:
+            return bool(layouts(_plain(weight), last, _module(self.model, outer) if last else None))
+        except UnknownLayout:
+            return False
+
+    def _names_of(self, name: str) -> list[str]:
+        """Of unknown weights that can be taken: all that are the same tensor."""
+        weight = _parameter(self.model, name)
+        others = ((other, _parameter(self.model, other)) for other in self.unknown if other != name)
+        same = [other for other, its in others if its.data_ptr() == weight.data_ptr() and its.shape == weight.shape]
+        return [name, *(other for other in same if self._askable(other))]
 
     def take_as_plain(self, name: str) -> None:
         """Let a weight of unknown kind be a linear layer, or a convolution without groups, because the caller says so."""
@@ -94,9 +143,7 @@ class Skeleton:
             raise ValueError(
                 f"{name} has the shape {tuple(weight.shape)}: only a layer's weight of 2 to 5 axes can be taken"
             )
-        kind = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 2]
-        arguments = (weight.shape[1], weight.shape[0], *([tuple(weight.shape[2:])] if weight.ndim > 2 else []))
-        layer = kind(*arguments, bias=False, device="meta")  # pyright: ignore[reportArgumentType, reportCallIssue]
+        layer = _plain(weight)
         old = _module(self.model, where)
         layer._parameters.update(old._parameters)
         layer._modules.update(old._modules)
@@ -105,11 +152,11 @@ class Skeleton:
             _module(self.model, outer)._modules[last] = layer
         else:
             self.model = layer
-        del self.unknown[name]
+        self.unknown.pop(name, None)
         self.taken.add(name)
 
 
-class _Holder(nn.Module):
+class _Other(nn.Module):
     """A module of which nothing is known but what it holds."""
 
 
@@ -120,44 +167,70 @@ def skeleton(checkpoint: Checkpoint) -> Skeleton:
     """The layers of a checkpoint."""
     # A safetensors file has its tensors sorted by name, one of torch.save as the model has them.
     holders = Holders(_holders(checkpoint.tensors), ordered=checkpoint.format != "safetensors")
-    made = Skeleton(_Holder(), averages=checkpoint.averages)
-    made.followers = _followers(checkpoint.tensors)
-    fixed = {*made.followers, *made.averages}
+    made = Skeleton(_Other(), averages=checkpoint.averages)
+    _find_targets(made, checkpoint.tensors)
+    fixed = {*made.followers, *made.strays, *made.averages}
     maps = {file: _mapped(file) for file in checkpoint.files}
     # What a convolution is may depend on the one before it.
     order = dict.fromkeys([*(holder.name for holder in holders.convolutions), *holders.by_name])
     layers = {name: _layer(holders.by_name[name], holders, made) for name in order}
+    _settle_names(made, layers, checkpoint.tensors)
     for holder in holders.by_name.values():
-        layer, parent = layers[holder.name]
-        layer._parameters.update(dict.fromkeys(layer._parameters))
+        known = layers[holder.name]
+        if known.family:
+            made.families[known.family] = made.families.get(known.family, 0) + 1
+        known.layer._parameters.update(dict.fromkeys(known.layer._parameters))
         for attribute, stored in holder.tensors.items():
             parameter = nn.Parameter(_view(stored, maps[stored.file]), requires_grad=False)
             parameter.requires_grad_(stored.dtype.is_floating_point and stored.name not in fixed)
-            layer._parameters[attribute] = parameter
+            known.layer._parameters[attribute] = parameter
             made._stored[id(parameter)] = stored
         if holder.name:
-            _put(made.model, holder.name, layer, parent)
+            _put(made.model, holder.name, known.layer, known.parent)
         else:
-            layer._modules.update(made.model._modules)
-            made.model = layer
+            known.layer._modules.update(made.model._modules)
+            made.model = known.layer
     _tie(made, checkpoint)
+    _pair_copies(made, checkpoint.tensors)
     return made
 
 
-def _layer(holder: Holder, holders: Holders, made: Skeleton) -> tuple[nn.Module, object]:
-    reason = ""
+def _layer(holder: Holder, holders: Holders, made: Skeleton) -> Known:
+    reason = _NO_LAYER
     try:
         known = layer_of(holder, holders)
         if known is not None:
-            if known.family:
-                made.families[known.family] = made.families.get(known.family, 0) + 1
-            return known.layer, known.parent
+            return known
     except Unknown as problem:
         reason = str(problem)
+        made._fused |= {stored.name for stored in holder.tensors.values() if isinstance(problem, Fused)}
     for attribute, stored in holder.tensors.items():
         if len(stored.shape) > 1 and stored.dtype.is_floating_point and "bias" not in attribute:
-            made.unknown[stored.name] = reason or _NO_LAYER
-    return _Holder(), None
+            made.unknown[stored.name] = reason
+    return Known(_Other())
+
+
+def _settle_names(made: Skeleton, layers: dict[str, Known], tensors: dict[str, Stored]) -> None:
+    """Of a tensor with two names, of which one says what it is: a convolution is one under both; what is linear under one
+    may be an embedding under the other."""
+    names: dict[tuple[object, ...], list[str]] = {}
+    for name, stored in tensors.items():
+        if stored.numel:
+            names.setdefault(place(stored), []).append(name)
+    for same in names.values():
+        puzzling = [name for name in same if name in made.unknown]
+        for name in same if puzzling else ():
+            known = layers[name.rpartition(".")[0]]
+            if name in puzzling or name.rpartition(".")[2] != "weight":
+                continue
+            if isinstance(known.layer, nn.Linear | Conv1D):
+                made.unknown[name] = f"is the same tensor as {puzzling[0]}, whose layer is not known: an embedding?"
+                layers[name.rpartition(".")[0]] = Known(_Other())
+            elif isinstance(known.layer, conv._ConvNd):
+                for other in puzzling:
+                    where, _, attribute = other.rpartition(".")
+                    if attribute == "weight" and made.unknown.pop(other, None):
+                        layers[where] = Known(copy.deepcopy(known.layer))
 
 
 def _holders(tensors: dict[str, Stored]) -> dict[str, Holder]:
@@ -170,15 +243,24 @@ def _holders(tensors: dict[str, Stored]) -> dict[str, Holder]:
     return found
 
 
-def _followers(tensors: dict[str, Stored]) -> dict[str, str]:
-    """Tensors of target networks, with those that they follow: same name elsewhere, same shape and dtype."""
-    pairs: dict[str, str] = {}
-    for target, online in TARGETS:
-        for name, stored in tensors.items():
-            other = tensors.get(online + name.removeprefix(target)) if name.startswith(target) else None
-            if other is not None and (other.shape, other.dtype) == (stored.shape, stored.dtype):
-                pairs[name] = other.name
-    return pairs
+def _find_targets(made: Skeleton, tensors: dict[str, Stored]) -> None:
+    """X_target follows X: same name elsewhere, same shape and dtype, at any depth. What else is called so is astray."""
+    for name, stored in tensors.items():
+        *parts, last = name.split(".")
+        for at, part in enumerate(parts):
+            if not TARGET.fullmatch(part):
+                continue
+            made.strays.setdefault(name, ".".join(parts[: at + 1]))
+            online = ".".join([*parts[:at], part.removesuffix("_target")])
+            other = tensors.get(".".join([online, *parts[at + 1 :], last])) if part.endswith("_target") else None
+            alike = other is not None and (other.shape, other.dtype) == (stored.shape, stored.dtype)
+            if other is not None and alike and place(other) != place(stored):
+                made.followers[name], made._networks[name] = other.name, online
+                del made.strays[name]
+                break
+    # Where the very tensor has a name outside as well, "target" is a second name for what is trained.
+    others = {place(stored) for name, stored in tensors.items() if name not in made.strays and name not in made.followers}
+    made.strays = {name: net for name, net in made.strays.items() if place(tensors[name]) not in others}
 
 
 def _tie(made: Skeleton, checkpoint: Checkpoint) -> None:
@@ -192,6 +274,36 @@ def _tie(made: Skeleton, checkpoint: Checkpoint) -> None:
             layer._parameters["weight"] = _parameter(made.model, weight)
             _put(made.model, head, layer, None)
             made.tied[name] = weight
+
+
+def _pair_copies(made: Skeleton, tensors: dict[str, Stored]) -> None:
+    """Heads that a file holds as copies of their embeddings become one with them, as they are where it is loaded."""
+    modules = dict(made.model.named_modules())
+    held = {f"{name}.weight": module for name, module in modules.items() if f"{name}.weight" in tensors}
+    embeddings = [name for name, module in held.items() if isinstance(module, nn.Embedding)]
+    heads = [n for n, m in held.items() if isinstance(m, nn.Linear) and HEADS.fullmatch(n.removesuffix(".weight"))]
+    for head in heads:
+        mine = _parameter(made.model, head)
+        for embedding in embeddings:
+            its = _parameter(made.model, embedding)
+            alike = mine.requires_grad == its.requires_grad and place(tensors[head]) != place(tensors[embedding])
+            if alike and _equal(tensors[head], tensors[embedding]):
+                _module(made.model, head.rpartition(".")[0])._parameters["weight"] = its
+                del made._stored[id(mine)]
+                made.twins[head] = embedding
+                break
+
+
+def _equal(one: Stored, other: Stored) -> bool:
+    """Whether two tensors have the same bits, as far as the first difference."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype) or not one.numel:
+        return False
+    with open(one.file, "rb") as first, open(other.file, "rb") as second:
+        if one.contiguous and other.contiguous:
+            pairs = zip(one.blocks(first), other.blocks(second), strict=True)
+        else:
+            pairs = iter([(one.read(first).contiguous(), other.read(second).contiguous())])
+        return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
 def _mapped(file: Path) -> mmap.mmap:
@@ -214,7 +326,7 @@ def _put(model: nn.Module, name: str, layer: nn.Module, parent: object) -> None:
     *outer, last = name.split(".")
     at = model
     for part in outer:
-        at = at._modules.setdefault(part, _Holder())
+        at = at._modules.setdefault(part, _Other())
         assert at is not None
     for key, value in vars(parent).items() if parent is not None else ():
         setattr(at, key, value)
@@ -245,6 +357,10 @@ def _may_be_plain(name: str, axes: int) -> bool:
     return name.rpartition(".")[2] == "weight" and 2 <= axes <= 5
 
 
-def _askable(name: str, axes: int) -> bool:
-    """Whether it can be changed as a plain layer; a low-rank adapter can be looked at only."""
-    return _may_be_plain(name, axes) and not LORA.search(name)
+def _plain(weight: Tensor) -> nn.Module:
+    """A layer for it that is linear, or a convolution without groups."""
+    kind = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 2]
+    arguments = (weight.shape[1], weight.shape[0], *([tuple(weight.shape[2:])] if weight.ndim > 2 else []))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of layers without entries
+        return kind(*arguments, bias=False, device="meta")  # pyright: ignore[reportArgumentType, reportCallIssue]

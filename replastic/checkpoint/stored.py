@@ -16,11 +16,20 @@ import torch
 from torch import Tensor
 
 _BLOCK = 2**24  # bytes that are looked at together
+_LONGEST_MESSAGE = 4000
 _MOST_AXES, _MOST_ENTRIES = 64, 2**59  # that torch can count, in bytes too
 
 
 class CheckpointError(ValueError):
-    """A file that is not what it should be: the message says which, what was found in it, and what to do."""
+    """A file that is not what it should be: the message says which, what was found in it, and what to do.
+
+    Messages quote the file, which may say anything at any length: here they are made printable and short, once for all.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        half = _LONGEST_MESSAGE // 2
+        short = message if len(message) <= _LONGEST_MESSAGE else f"{message[:half]} … {message[-half:]}"
+        super().__init__(printable(short))
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,13 @@ class Stored:
         if not content:
             return torch.empty(self.shape, dtype=self.dtype)
         return torch.frombuffer(content, dtype=self.dtype).as_strided(self.shape, self.stride)
+
+
+def printable(text: str) -> str:
+    """With escapes for all that is not plain text: what a file says is shown to people, and may not move their cursor."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def possible(shape: tuple[int, ...]) -> bool:

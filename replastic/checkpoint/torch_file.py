@@ -34,12 +34,20 @@ _DTYPES = {
     "ComplexDoubleStorage": torch.complex128,
     "UntypedStorage": torch.uint8,
 }
+# Bytes of an entry in storages whose tensors are not plain: what is needed to find the storage after them.
+_QUANTISED = {"QInt8Storage": 1, "QUInt8Storage": 1, "QInt32Storage": 4}
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _DEEPEST = 64  # containers in each other
 _POLICY = "policy.pth"  # the weights in an agent's archive
-# Containers whose tensors are no weights: what trainers save beside them.
-_BESIDE = re.compile(r"optim|sched|callback|loops|rng|hyper|scaler|grad|momentum|args|config", re.IGNORECASE)
-_AVERAGE = re.compile(r"(^|_)(ema|swa|average[ds]?|shadow)(_|$)|_ema$", re.IGNORECASE)
+# Containers whose tensors are no weights: what trainers save beside them. By whole words, as networks have names like
+# momentum_encoder and config_net.
+_BESIDE = re.compile(
+    r"(^|[^a-z])(optim|optimizers?|schedulers?|callbacks|loops|rng_states?|hyper_?parameters|hparams|scaler"
+    r"|exp_avg|exp_avg_sq|momentum_buffer)([^a-z]|$)|^(args|config|cfg)$",
+    re.IGNORECASE,
+)
+_MOMENT = re.compile(r"(max_)?exp_avg(_sq)?|momentum_buffer")  # tensors, in an optimiser's state that is saved otherwise
+_AVERAGE = {"ema", "swa", "average", "averaged", "averages", "shadow", "teacher"}
 
 
 @dataclass
@@ -48,7 +56,6 @@ class Contents:
 
     format: str
     tensors: dict[str, Stored] = field(default_factory=dict)
-    averages: list[str] = field(default_factory=list)  # names of tensors that are means of weights over training
     beside: list[str] = field(default_factory=list)  # what is in the file and no weight, in words
     checksums: list[Member] = field(default_factory=list)  # inner ones first
 
@@ -59,6 +66,11 @@ class _Tensor(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+
+def is_average(name: str) -> bool:
+    """Whether a word of the name, as in "model_ema.0.weight", says that this is a mean of weights over training."""
+    return not _AVERAGE.isdisjoint(re.split(r"[._]", name.lower()))
 
 
 def read_archive(path: Path) -> Contents:
@@ -140,7 +152,8 @@ def read_legacy(path: Path) -> Contents:
                 named = key if isinstance(key, str) else f"under a {type(key).__name__}"
                 raise CheckpointError(f"{what}: its storage {named} is not as its pickle says: load it and save it anew")
             starts[key] = at + 8
-            at += 8 + count * _dtype(kinds[key].kind, what).itemsize
+            kind = kinds[key].kind
+            at += 8 + count * (_QUANTISED.get(kind.removeprefix("torch.")) or _dtype(kind, what).itemsize)
             if at > size:
                 raise CheckpointError(f"{what}: it ends within storage {key}: it was cut short. Fetch it anew")
 
@@ -155,22 +168,21 @@ def read_legacy(path: Path) -> Contents:
 def _contents(path: Path, content: Any, locate: Callable[[StorageId, torch.dtype], int], what: str) -> Contents:
     """The tensors of what a pickle holds, by name. With one state dict they have its names, with several its own before."""
     contents = Contents("Lightning" if isinstance(content, dict) and "pytorch-lightning_version" in content else "PyTorch")
-    holders: dict[tuple[str, ...], dict[str, _Tensor]] = {}
+    dicts: dict[tuple[str, ...], dict[str, _Tensor]] = {}
     for place, name, tensor in _walk(content, what, contents.beside):
-        held = holders.setdefault(place, {})
+        held = dicts.setdefault(place, {})
         if name in held:
             raise CheckpointError(f"{what}: two of its tensors are called {'.'.join((*place, name))}")
         held[name] = tensor
-    averages = [place for place in holders if any(map(_AVERAGE.search, place))]
     main = [
         place
-        for place, held in holders.items()
-        if place not in averages
+        for place, held in dicts.items()
+        if not is_average(".".join(place))
         and any(len(tensor.shape) > 1 and tensor.dtype.is_floating_point for tensor in held.values())
     ]
-    others = {".".join((*place, own)) for place, held in holders.items() if [place] != main for own in held}
-    short = len(main) == 1 and not others & holders[main[0]].keys()
-    for place, held in holders.items():
+    others = {".".join((*place, own)) for place, held in dicts.items() if [place] != main for own in held}
+    short = len(main) == 1 and not others & dicts[main[0]].keys()
+    for place, held in dicts.items():
         prefix = () if short and [place] == main else place
         for own, tensor in held.items():
             name = ".".join((*prefix, own))
@@ -181,8 +193,6 @@ def _contents(path: Path, content: Any, locate: Callable[[StorageId, torch.dtype
                 contents.beside.append(f"{name} (some of its entries share memory, as of an expanded tensor)")
                 continue
             contents.tensors[name] = stored
-            if place in averages:
-                contents.averages.append(name)
     return contents
 
 
@@ -208,15 +218,17 @@ def _walk(content: Any, what: str, beside: list[str]) -> Iterator[tuple[tuple[st
         inner: list[tuple[tuple[str, ...], Any]] = []
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             name = str(key) if isinstance(key, str | int | float) else type(key).__name__
-            if isinstance(item, Call):
+            if isinstance(item, Call) and _MOMENT.fullmatch(name):
+                beside.append(f"{'.'.join((*place, name))} (of an optimiser's state)")
+            elif isinstance(item, Call):
                 tensor = _tensor(item, what)
                 if tensor is not None and isinstance(key, str):
                     yield place, name, tensor
                 elif "tensor" in item.function and isinstance(key, str):
                     beside.append(f"{'.'.join((*place, name))} (made by {item.function}: not a plain tensor)")
             elif isinstance(item, dict | list | tuple) and item:
-                if isinstance(key, str) and not place and _BESIDE.search(name):
-                    beside.append(f"{name} (copied as it is)")
+                if isinstance(key, str) and _BESIDE.search(name):
+                    beside.append(f"{'.'.join((*place, name))} (copied as it is)")
                 else:
                     inner.append(((*place, name), item))
         waiting += reversed(inner)

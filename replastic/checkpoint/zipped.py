@@ -26,7 +26,8 @@ class Member:
 
     offset, size: of its bytes as they are stored.
     plain: whether those are its content: neither compressed nor encrypted.
-    checksums: where its CRC-32 stands, twice or more.
+    crc: the checksum that the archive claims for its content.
+    checksums: where that stands, twice or more.
     """
 
     name: str
@@ -46,6 +47,14 @@ class Member:
         for place in self.checksums:
             file.seek(place)
             file.write(crc)
+
+    def intact(self, file: BinaryIO) -> bool:
+        """Whether the bytes of a plain one have the checksum that the archive claims.
+
+        One that was wrong before is to be left wrong: to mend it would hide damage. Some files have wrong ones on purpose,
+        as after `torch.serialization.set_crc32_options(False)`.
+        """
+        return self.checksum(file) == self.crc
 
     def checksum(self, file: BinaryIO) -> int:
         """Of what it holds, whatever it claims."""

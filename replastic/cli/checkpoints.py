@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ..checkpoint.skeleton import Skeleton
     from ..weights import LeftAlone
 
-_REASONS = 8  # that are listed of what was left alone, each with how many it holds for
+_REASONS = 8  # that are listed of what was left alone
+_WIDE = 110  # columns of a terminal, from which on long names have room
+_FAR = 0.5  # DfI per column that even ten published steps come below, unless directions are missing
 
 
 @dataclass(kw_only=True)
@@ -45,8 +47,8 @@ class _OfCheckpoint(Command):
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as problem:
-            said = str(problem).splitlines()[0]
-            raise OptionError(f"--device {self.device} cannot be used here ({said}): give cpu, cuda or cuda:1") from problem
+            have = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
+            raise OptionError(f"--device {self.device} cannot be used here: give one of {have}") from problem
         return self.device
 
 
@@ -68,6 +70,8 @@ class Inspect(_OfCheckpoint):
     def __call__(self) -> int:
         from ..checkpoint import inspect
 
+        if self.rows < 0:
+            raise OptionError(f"--rows {self.rows}: give how many to show, or 0 for all")
         with _progress(quiet=self.json) as tell:
             found = inspect(
                 self.path,
@@ -83,16 +87,17 @@ class Inspect(_OfCheckpoint):
         print_text(_heading(found.checkpoint, found.skeleton))
         for sentence in found.summary:
             print_text(f"- {sentence}")
-        shown = found.matrices[: self.rows or None]
-        print_line("")
-        _print_matrices(shown, with_distance=found.reference is not None)
-        if len(shown) < len(found.matrices):
-            print_text(f"... and {len(found.matrices) - len(shown)} more: --rows 0 shows all.")
-        print_text(
-            "\nDfI/col: deviation from isometry, 0 after exact FIRE. Rank: effective rank, in brackets that of a random "
-            "matrix of these sides. Condition: largest over smallest stretch."
-        )
-        _print_left_alone(found.left_alone)
+        if found.matrices:
+            shown = found.matrices[: self.rows or None]
+            print_line("")
+            _print_matrices(shown, with_distance=found.reference is not None)
+            if len(shown) < len(found.matrices):
+                print_text(f"... and {len(found.matrices) - len(shown)} more: --rows 0 shows all.")
+            print_text(
+                "\nDfI/col: deviation from isometry, 0 for an isometry of the size that FIRE gives it. Rank: effective "
+                "rank, in brackets that of a random matrix of these sides. Condition: largest over smallest stretch."
+            )
+        _print_left_alone("not looked at", found.left_alone)
         if found.without_reference:
             print_text(f"not in the reference: {_some(found.without_reference)}")
         return 0
@@ -105,7 +110,7 @@ class Fire(_OfCheckpoint):
     name: ClassVar[str] = "fire"
 
     out: Annotated[str, arg(metavar="OUT", aliases=["-o"])] = ""
-    """The new checkpoint: a file, or a folder if PATH is one."""
+    """The new checkpoint: a file, or a folder if PATH is a folder or an index."""
     method: Literal["published", "exact"] = "published"
     """published: Newton-Schulz steps, as in the paper; exact: the polar factor itself."""
     steps: Annotated[int, arg(metavar="N")] = 10
@@ -116,10 +121,15 @@ class Fire(_OfCheckpoint):
     """Say what would be changed and what left alone, and write nothing."""
 
     def __call__(self) -> int:
-        from ..checkpoint import fire
+        from ..checkpoint.firing import fire, suggested
 
         if not (self.out or self.in_place or self.dry_run):
-            raise OptionError(f"where is the new checkpoint to go? {_suggested(self.path)}, or --in-place, or --dry-run")
+            there = suggested(Path(self.path))
+            raise OptionError(f"where is the new checkpoint to go? -o {there}, or --in-place, or --dry-run")
+        if self.out and self.in_place:
+            raise OptionError("-o and --in-place: give one of them")
+        if self.method == "exact" and self.steps != 10:
+            raise OptionError("--method exact takes as many steps as it needs: --steps belongs to --method published")
         with _progress(quiet=self.dry_run) as tell:
             done = fire(
                 self.path,
@@ -137,11 +147,16 @@ class Fire(_OfCheckpoint):
             _print_plan(done)
         else:
             _print_report(done)
-        _print_left_alone(done.selection.left_alone)
-        if done.copied:
-            print_text(f"target networks, now copies of their own: {_some(done.copied)}")
+        copied = set(done.copied)
+        _print_left_alone("left alone", [w for w in done.selection.left_alone if w.name.partition(":")[0] not in copied])
+        if copied:
+            print_text(f"target networks become copies of the fired ones: {_some(done.copied)}")
+        if done.not_finite:
+            print_text(f"NaN or infinite entries, copied as they are: {_some(done.not_finite)}")
         if done.checkpoint.beside:
-            print_text(f"no weights, copied as they are: {_some(done.checkpoint.beside)}")
+            print_text(f"no weights: {_some(done.checkpoint.beside)}")
+        if done.momenta and done.out is not None:
+            print_text(f"The optimiser's state belongs to the old weights: start it anew ({_some(done.momenta)}).")
         if done.out is not None:
             print_line(f"written: {done.out}")
         return 0
@@ -172,7 +187,8 @@ def _heading(checkpoint: Checkpoint, bones: Skeleton) -> str:
     files = f" in {len(checkpoint.files)} shards" if len(checkpoint.files) > 1 else ""
     names = ", ".join(f"{family} ({count})" for family, count in bones.families.items() if family)
     known = f"layers known by name: {names}" if names else "no layer is known by its name, only by its shape"
-    return f"{checkpoint.path}: {checkpoint.format}, {len(checkpoint.tensors)} tensors{files}, {_size(size)}; {known}"
+    held = f"{_counted(len(checkpoint.tensors), 'tensor')}{files}, {_size(size)}"
+    return f"{checkpoint.path}: {checkpoint.format}, {held}; {known}"
 
 
 def _size(count: int) -> str:
@@ -183,6 +199,7 @@ def _size(count: int) -> str:
 def _print_matrices(reports: tuple[MatrixReport, ...], *, with_distance: bool) -> None:
     from ..checkpoint.inspecting import shown_condition
 
+    name = _shortener([one.name for one in reports])
     columns = ["matrix", "kind", "out x in", "norm", "DfI/col", "rank (random)", "condition", "distance"]
     rows = []
     for one in reports:
@@ -197,19 +214,22 @@ def _print_matrices(reports: tuple[MatrixReport, ...], *, with_distance: bool) -
                 shown_condition(one),
                 "-" if one.distance is None else f"{one.distance:.2g}",
             ]
-        rows.append([_short(one.name), one.role or one.kind, sides, *figures][: 8 if with_distance else 7])
+        rows.append([name(one.name), one.role or one.kind, sides, *figures][: 8 if with_distance else 7])
     columns = columns[: 8 if with_distance else 7]
-    print_table(columns, rows, right=range(2, len(columns)))
+    if _narrow():  # a name says most of what the kind does
+        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
+    print_table(columns, rows, right=range(columns.index("out x in"), len(columns)))
 
 
 def _print_plan(done: Fired) -> None:
     weights = done.selection.chosen
-    print_text(f"FIRE would change {len(weights)} weights, and nothing is written:")
+    name = _shortener([weight.name for weight in weights])
+    print_text(f"FIRE would change {_counted(len(weights), 'weight')}, and nothing is written:")
     rows = []
     for weight in weights:
         stack = weight.stack()
         sides = f"{stack.count} x {stack.rows}x{stack.columns}"
-        rows.append((_short(weight.name), weight.role or weight.kind, sides, f"{weight.scale_of(stack):.3g}"))
+        rows.append((name(weight.name), weight.role or weight.kind, sides, f"{weight.scale_of(stack):.3g}"))
     print_table(("weight", "kind", "matrices, out x in", "scale"), rows, right=(2, 3))
 
 
@@ -217,49 +237,73 @@ def _print_report(done: Fired) -> None:
     assert done.report is not None
     options, layers = done.report.options, done.report.layers
     how = f"{options.steps} steps" if options.method == "published" else options.method
-    print_text(f"FIRE, {how}: {len(layers)} weights. DfI per column: 0 is an isometry. SFE: squared change.")
+    name = _shortener([layer.name for layer in layers])
+    print_text(f"FIRE, {how}: {_counted(len(layers), 'weight')}. DfI per column: 0 is an isometry. SFE: squared change.")
     rows = [
         (
-            _short(layer.name),
+            name(layer.name),
             f"{layer.matrices} x {layer.shape[0]}x{layer.shape[1]}",
             f"{layer.dfi_before:.3g}",
             f"{layer.dfi_after:.2g}",
             f"{layer.sfe_normalised:.3g}",
-            layer.note,
         )
         for layer in layers
     ]
-    columns = ("weight", "matrices", "DfI/col", "after", "SFE/|W|²", "")
-    notes = any(layer.note for layer in layers)
-    print_table(columns[: 5 + notes], [row[: 5 + notes] for row in rows], right=(1, 2, 3, 4))
+    print_table(("weight", "matrices", "DfI/col", "after", "SFE/|W|²"), rows, right=(1, 2, 3, 4))
+    for layer in layers:
+        if layer.note:
+            print_text(f"{layer.name}: {layer.note}")
+    far = [layer.name for layer in layers if layer.dfi_after > _FAR]
+    if far:
+        print_text(
+            f"Still far from an isometry (DfI/col over {_FAR}): {_some(far)}. Directions that are zero, or nearly, stay so: "
+            "FIRE keeps what is there, and a layer that has lost them needs new weights."
+        )
+    if any(layer.sfe_normalised > 1 for layer in layers):
+        print_text(
+            "SFE/|W|² over 1: the weight was smaller than the isometry in its place, so that it moves by more than its own "
+            "size. Check what the network can still do before training on."
+        )
 
 
-def _print_left_alone(left: tuple[LeftAlone, ...]) -> None:
+def _print_left_alone(what: str, left: Sequence[LeftAlone]) -> None:
     """By reason, as a large model has hundreds of weights and few reasons."""
     by_reason: dict[str, list[str]] = {}
     for weight in left:
         by_reason.setdefault(weight.reason, []).append(weight.name)
     for reason, names in list(by_reason.items())[:_REASONS]:
-        print_text(f"left alone: {_some(names)}: {reason}")
+        print_text(f"{what}: {_some(names)}: {reason}")
     if len(by_reason) > _REASONS:
-        print_text(f"left alone for other reasons: {sum(len(n) for n in list(by_reason.values())[_REASONS:])} weights")
+        rest = sum(map(len, list(by_reason.values())[_REASONS:]))
+        print_text(f"{what}, for other reasons: {_counted(rest, 'weight')}")
 
 
-def _short(name: str) -> str:
-    """Nearly all are called weight: room for what tells them apart."""
-    whole, colon, part = name.partition(":")
-    return whole.removesuffix(".weight") + colon + part
+def _narrow() -> bool:
+    return console().is_terminal and console().width < _WIDE
+
+
+def _shortener(names: Sequence[str]) -> Callable[[str], str]:
+    """Without "weight", as nearly all are called so; on a narrow terminal without what all names begin with, too."""
+    parts = [name.split(".")[:-1] for name in names] if _narrow() else []
+    same = takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False)) if len(parts) > 1 else ()
+    begin = "".join(f"{level[0]}." for level in same)
+    if begin:
+        print_line(f"All names begin with {begin}")
+
+    def short(name: str) -> str:
+        whole, colon, part = name.removeprefix(begin).partition(":")
+        return whole.removesuffix(".weight") + colon + part
+
+    return short
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s'[: number != 1]}"
 
 
 def _some(names: Any) -> str:
     names = list(names)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _suggested(path: str) -> str:
-    given = Path(path)
-    name = f"{given}-fired" if given.is_dir() else str(given.with_name(f"{given.stem}-fired{given.suffix}"))
-    return f"-o {os.path.normpath(name)}"
 
 
 def _as_json(found: Inspection) -> dict[str, Any]:
@@ -272,6 +316,7 @@ def _as_json(found: Inspection) -> dict[str, Any]:
         "reference": None if found.reference is None else str(found.reference),
         "summary": list(found.summary),
         "matrices": [{key: _plain(value) for key, value in dataclasses.asdict(report).items()} for report in found.matrices],
+        "not_finite": found.not_finite,
         "left_alone": [dataclasses.asdict(weight) for weight in found.left_alone],
         "without_reference": list(found.without_reference),
         "no_weights": list(found.checkpoint.beside),

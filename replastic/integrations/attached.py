@@ -7,6 +7,7 @@ starts, and offers the three moments of a method as calls that fit into callback
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from ..methods import CBP, ER, SNR, ReDo
 from ..optim import as_list, as_one
 from ..task import Task
 from ..units import Example
+from .moments import Moments
 
 _log = logging.getLogger(__name__)
 _ELSEWHERE = ("model", "optimizer")  # what the loop's own checkpoint has
@@ -32,6 +34,11 @@ class Boundary(NamedTuple):
 
     step: int
     why: str
+
+
+def acts_in_steps(method: Method) -> bool:
+    """Whether a loop must let it in at every step."""
+    return method.overrides("penalty") or method.overrides("after_step")
 
 
 class Attached:
@@ -94,6 +101,23 @@ class Attached:
             # The loop has loaded weights and momenta itself: those are put where they are already.
             self._learner.load_state_dict({**self._learner.state_dict(), **self._waiting})
             self._waiting = None
+
+    def check_moments(self, comes: bool, how: str) -> None:
+        """Raise if there is no boundary to come and no method does anything else.
+
+        comes: whether there may be one. how: what to type to have one.
+        """
+        idle = [m for m in self.methods if m.overrides("at_boundary") and not acts_in_steps(m) and not m.needs_task]
+        if len(idle) == len(self.methods) and not comes:
+            names = ", ".join(type(method).__name__ for method in idle)
+            raise ValueError(
+                f"{names} would never act: {how}; to call callback.boundary() alone, leave it as it is by default"
+            )
+
+    def warn_if_idle(self, moments: Moments) -> None:
+        """Training has ended: say so if moments were chosen and none of them came."""
+        if moments.any and not self.boundaries and self.attached:
+            warnings.warn(f"training has ended, and none of {moments} has come: no method acted at a boundary", stacklevel=3)
 
     def check_processes(self, count: int) -> None:
         """Raise if processes that train copies of one model would each do something else to theirs."""

@@ -25,7 +25,7 @@ from ..learner import Learner
 from ..method import Method
 from ..task import Task
 from ..units import Example
-from .attached import Attached, Boundary
+from .attached import Attached, Boundary, acts_in_steps
 from .moments import Moments
 
 if TYPE_CHECKING:
@@ -168,6 +168,9 @@ class PlasticityCallback(Callback):
             self._attached.after_step(tuple(pair) if pair is not None else None)  # pyright: ignore[reportArgumentType]
             self._stepped = False
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._attached.warn_if_idle(self.moments)
+
     @property
     def state_key(self) -> str:
         """Under which a checkpoint holds it: the names of its methods, and its moments."""
@@ -215,12 +218,7 @@ class PlasticityCallback(Callback):
                 f"{needy[0]} needs the data of every task, which the callback cannot know: give on_new_data=False and no "
                 "steps or epochs, and call callback.boundary(rp.Task(name, batches, loss)) when the data changes"
             )
-        idle = all(method.overrides("at_boundary") and not _acts_in_steps(method) for method in methods)
-        if idle and not needy and not comes:
-            raise ValueError(
-                f"{', '.join(type(method).__name__ for method in methods)} would never act: with on_new_data=False give "
-                "steps or epochs, as in every_epochs=10; to call callback.boundary() alone, leave on_new_data=True"
-            )
+        self._attached.check_moments(comes, "with on_new_data=False give steps or epochs, as in every_epochs=10")
 
     def _check_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sharding = _SHARDING.intersection(kind.__name__ for kind in type(trainer.strategy).__mro__)
@@ -229,16 +227,12 @@ class PlasticityCallback(Callback):
                 f"the Trainer uses {sharding.pop()}, where no process holds whole weights: train with DDP, or act on the "
                 "whole model before training, as with rp.fire_(model)"
             )
-        in_steps = [type(method).__name__ for method in self._attached.methods if _acts_in_steps(method)]
+        in_steps = [type(method).__name__ for method in self._attached.methods if acts_in_steps(method)]
         if in_steps and not pl_module.automatic_optimization:
             raise ValueError(
                 f"{', '.join(in_steps)} acts in every step, and with manual optimisation Lightning does not say what one "
                 "is: use automatic optimisation, or an rp.Learner in your module, whose penalty() and after_step() you call"
             )
-
-
-def _acts_in_steps(method: Method) -> bool:
-    return method.overrides("penalty") or method.overrides("after_step")
 
 
 def _counts(trainer: Trainer) -> _Counts:

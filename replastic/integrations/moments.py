@@ -40,6 +40,10 @@ class Moments:
             _period("every_epochs", every_epochs),
         )
 
+    def __str__(self) -> str:
+        given = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(self).items()}
+        return ", ".join(f"{name}={value}" for name, value in given.items() if value)
+
     @property
     def any(self) -> bool:
         """Whether there is one at all."""

@@ -82,6 +82,8 @@ class PlasticityCallback(BaseCallback):
             _check_method(method)
             _check_where(method)
         self._moments = Moments.of(at_steps=at_steps, every_steps=every_steps)
+        comes = on_new_env or self._moments.any
+        self._attached.check_moments(comes, "with on_new_env=False give steps, as in every_steps=100_000")
         self._names = _names(networks)
         self._build, self._on_new_env = build, on_new_env
         self._parts: Parts | None = None
@@ -136,9 +138,9 @@ class PlasticityCallback(BaseCallback):
         now, env = self.model.num_timesteps, _layers(self.model.get_env())
         assert self._seen is not None
         reasons = {
-            "asked for": self._asked,
+            "by hand": self._asked,
             "new environment": self._on_new_env and self._env is not None and not _same(env, self._env),
-            "chosen step": self._moments.between_steps(self._seen, now),
+            f"step {now}": self._moments.between_steps(self._seen, now),
         }
         why = ", ".join(reason for reason, true in reasons.items() if true)
         if why:
@@ -147,6 +149,9 @@ class PlasticityCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         return True
+
+    def _on_training_end(self) -> None:
+        self._attached.warn_if_idle(self._moments)
 
     def _act(self, step: int, why: str) -> None:
         agent, parts = self.model, self._parts

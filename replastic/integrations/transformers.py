@@ -101,6 +101,8 @@ class PlasticityCallback(_transformers.TrainerCallback):
                 f"{needy[0]} needs the data of every task, which callbacks do not have: give on_new_data=False and no steps "
                 "or epochs, and call callback.boundary(rp.Task(name, batches, loss)) when the data changes"
             )
+        comes = on_new_data or self.moments.any
+        self._attached.check_moments(comes, "with on_new_data=False give steps or epochs, as in every_steps=1000")
         self._due: _Due | None = None
         self._data: object = None  # what the last train() trained on
         self._passed = (0, 0)  # steps and epochs whose moments have come
@@ -181,6 +183,9 @@ class PlasticityCallback(_transformers.TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._epochs = math.ceil(state.epoch or 0)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._attached.warn_if_idle(self.moments)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if not args.should_save:
