@@ -129,6 +129,6 @@ def _sums_as_stored(w: Tensor, new: Tensor, scale: Tensor, result: BatchResult, 
         # An account is of the weights as they are stored, and half precision is far coarser than the factor.
         new.copy_(new.to(dtype))
         with float32_precision("ieee", new.device), torch.autocast(new.device.type, enabled=False):
-            sums[:, 3:5] = gram_sums(gram((new / scale).to(new.dtype)))
+            sums[:, 3:5] = gram_sums(gram(new)) / scale[:, 0].square()
     moved = frobenius_norms(w.sub_(new))
     return torch.cat([sums, moved[:, None]], dim=1)

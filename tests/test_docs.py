@@ -73,6 +73,18 @@ def test_the_time_that_a_report_takes_is_that_of_the_record() -> None:
     assert "| the page |" in text
 
 
+def test_what_a_large_checkpoint_takes_is_that_of_the_records() -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    assert load("benchmarks/checkpoint.py").rendered(text) == text
+    assert "| 7b, 12.6 GiB |" in text
+
+
+def test_the_table_of_architectures_is_that_of_the_records() -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    assert load("benchmarks/coverage_account.py").rendered(text) == text, "run python benchmarks/coverage.py --write-docs"
+    assert all(f"| {source} " in text for source in ("transformers", "timm", "torchvision"))
+
+
 def test_the_readmes_table_of_methods_is_that_of_the_code() -> None:
     text = (ROOT / "README.md").read_text()
     assert load("docs/methods.py").rendered_readme(text) == text, "run python docs/methods.py"

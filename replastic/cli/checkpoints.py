@@ -223,8 +223,8 @@ def _print_matrices(reports: tuple[MatrixReport, ...], *, with_distance: bool) -
 
 def _print_plan(done: Fired) -> None:
     weights = done.selection.chosen
-    name = _shortener([weight.name for weight in weights])
     print_text(f"FIRE would change {_counted(len(weights), 'weight')}, and nothing is written:")
+    name = _shortener([weight.name for weight in weights])
     rows = []
     for weight in weights:
         stack = weight.stack()
@@ -237,8 +237,8 @@ def _print_report(done: Fired) -> None:
     assert done.report is not None
     options, layers = done.report.options, done.report.layers
     how = f"{options.steps} steps" if options.method == "published" else options.method
-    name = _shortener([layer.name for layer in layers])
     print_text(f"FIRE, {how}: {_counted(len(layers), 'weight')}. DfI per column: 0 is an isometry. SFE: squared change.")
+    name = _shortener([layer.name for layer in layers])
     rows = [
         (
             name(layer.name),

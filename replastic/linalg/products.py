@@ -94,8 +94,12 @@ def frobenius_norms(x: Tensor) -> Tensor:
         return torch.linalg.vector_norm(x, dim=(-2, -1), dtype=torch.float64)
     # On the CPU torch makes a copy in float64 of all it sums, so it is given little at a time.
     rows = max(1, 2**20 // (x.shape[0] * x.shape[-1]))
-    parts = [torch.linalg.vector_norm(part, dim=(-2, -1), dtype=torch.float64) for part in x.split(rows, dim=-2)]
-    return torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    parts = x.split(rows, dim=-2)
+    # Into one tensor: small results kept between the copies would hinder the memory of these from being used again.
+    norms = torch.empty(len(parts), x.shape[0], dtype=torch.float64, device=x.device)
+    for at, part in enumerate(parts):
+        norms[at] = torch.linalg.vector_norm(part, dim=(-2, -1), dtype=torch.float64)
+    return torch.linalg.vector_norm(norms, dim=0)
 
 
 def gram_sums(gram_matrix: Tensor) -> Tensor:
