@@ -507,7 +507,7 @@ def test_archives_go_one_into_the_other_once(tmp_path: Path) -> None:
     check_refused(path, "0 members data.pkl")
 
 
-@pytest.mark.parametrize("name", ["../out", "/tmp/replastic-out", "a/../../out", "..\\out", "a\0b"])
+@pytest.mark.parametrize("name", ["../out", "/replastic-out", "a/../../out", "..\\out", "a\0b"])
 def test_nothing_is_unpacked_wherever_a_member_would_go(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -517,7 +517,7 @@ def test_nothing_is_unpacked_wherever_a_member_would_go(tmp_path: Path, name: st
     assert inspect(path).matrices
     fire(path, folder / "b.pt", where=["a.weight"])
     assert {entry.name for entry in tmp_path.rglob("*")} == {"in", "a.pt", "b.pt"}
-    assert not Path("/tmp/replastic-out").exists()
+    assert not Path("/replastic-out").exists()
 
 
 def files(folder: Path) -> dict[str, Path]:
