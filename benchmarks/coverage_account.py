@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +18,8 @@ Row = dict[str, Any]
 
 
 def in_a_line(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+    text = re.sub(r"/[^ ']*?/site-packages/", "", " ".join(str(problem).split()))  # a record is of no one machine
+    return f"{type(problem).__name__}: {text[:200]}"
 
 
 def verdicts(row: Row) -> dict[str, bool]:

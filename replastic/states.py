@@ -136,7 +136,7 @@ def built_like(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
 
 def plain(name: str) -> str:
     """A tensor's name in the model that torch.compile was given, whole or in parts."""
-    return name.replace("_orig_mod.", "")
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") or name
 
 
 def memory(parameter: Tensor) -> tuple[object, ...]:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
 import torch
 from torch import Tensor, nn
 
 from replastic.checkpoint import CheckpointError, fire, firing, inspect, open_checkpoint, stored
 from replastic.methods.fire import fire_
 from tests.test_checkpoint_safetensors import check_only_weights_changed, same, small_net, values
-
-safetensors = pytest.importorskip("safetensors.torch")
 
 
 def deep_net() -> nn.Module:

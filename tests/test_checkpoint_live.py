@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
+import stable_baselines3 as sb3
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -408,7 +411,7 @@ TRANSFORMERS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...], tuple[str, 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_folder_of_transformers_is_fired_as_the_model_is(name: str, tmp_path: Path) -> None:
     build, untold_ends, apart_ends = TRANSFORMERS[name]
-    model = build(pytest.importorskip("transformers"))
+    model = build(transformers)
     folder, before = tmp_path / "model", model.state_dict()
     sharded = {"max_shard_size": "8KB"} if name in ("GPT-2", "Llama") else {}
     model.save_pretrained(folder, **sharded)
@@ -431,7 +434,7 @@ def test_a_folder_of_transformers_is_fired_as_the_model_is(name: str, tmp_path: 
 
 
 def test_a_tied_gpt2_of_torch_save_is_fired_as_the_model_is(tmp_path: Path) -> None:
-    model = gpt2(pytest.importorskip("transformers"))
+    model = gpt2(transformers)
     path = save(model, tmp_path, "pt")
     for number, where in enumerate(WHERES):
         live = live_fired(model, where, "exact")
@@ -512,7 +515,6 @@ def test_what_is_linear_by_one_name_and_unknown_by_another_is_unknown(tmp_path: 
 
 
 def agent(name: str, policy: str) -> Any:
-    sb3, gym = pytest.importorskip("stable_baselines3"), pytest.importorskip("gymnasium")
     images = policy == "CnnPolicy"
     seen = gym.spaces.Box(0, 255, (36, 36, 1), "uint8") if images else gym.spaces.Box(-1, 1, (5,))
     acted = gym.spaces.Discrete(3) if name in ("DQN", "PPO") else gym.spaces.Box(-1, 1, (2,))

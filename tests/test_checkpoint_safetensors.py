@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch as safetensors
 import torch
 from torch import Tensor, nn
 
@@ -14,8 +15,6 @@ from replastic.checkpoint import CheckpointError, Fired, fire, inspect, open_che
 from replastic.checkpoint.safetensors_file import DTYPES
 from replastic.checkpoint.stored import Stored
 from replastic.methods.fire import fire_
-
-safetensors = pytest.importorskip("safetensors.torch")
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -139,7 +138,8 @@ def test_tensors_need_not_be_aligned(tmp_path: Path) -> None:
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=40, n_positions=8)
     model = transformers.GPT2LMHeadModel(config)
     model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
@@ -149,7 +149,8 @@ def sharded(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("by_index", [False, True])
 def test_a_sharded_model_of_transformers_is_fired_shard_by_shard(sharded: Path, tmp_path: Path, by_index: bool) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     out = tmp_path / "fired"
     path = sharded / "model.safetensors.index.json" if by_index else sharded
     fired = fire(path, out)

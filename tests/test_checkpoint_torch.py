@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from replastic.checkpoint import CheckpointError, fire, inspect, open_checkpoint
@@ -153,7 +154,7 @@ def test_averages_are_known_by_their_names_in_one_state_dict_too(tmp_path: Path,
     }
     path, out = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
     if kind == "safetensors":
-        pytest.importorskip("safetensors.torch").save_file(content, path)
+        save_file(content, path)
     else:
         held = {"state_dict": content, "pytorch-lightning_version": "2.0"} if kind == "Lightning" else content
         save(held, path, kind != "legacy")
@@ -362,7 +363,7 @@ def test_names_need_not_be_ascii(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # Lightning advises on loaders' workers and loggers
 def test_a_checkpoint_of_lightning_goes_back_into_its_trainer(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning.pytorch")
+    import lightning.pytorch as lightning
 
     class Net(lightning.LightningModule):
         def __init__(self, width: int = 6) -> None:
@@ -403,7 +404,8 @@ def test_a_checkpoint_of_lightning_goes_back_into_its_trainer(tmp_path: Path) ->
 @pytest.mark.filterwarnings("ignore")  # of gymnasium and Stable-Baselines3
 @pytest.mark.parametrize("kind", ["DQN", "PPO"])
 def test_an_agent_of_stable_baselines_loads_as_it_did(tmp_path: Path, kind: str) -> None:
-    library = pytest.importorskip("stable_baselines3")
+    import stable_baselines3 as library
+
     options: dict[str, Any] = (
         {"learning_starts": 8, "buffer_size": 50} if kind == "DQN" else {"n_steps": 16, "batch_size": 8}
     )

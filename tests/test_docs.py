@@ -1,5 +1,6 @@
 """Numbers and names in README and docs are those of the records and the code."""
 
+import ast
 import dataclasses
 import importlib.util
 import inspect
@@ -193,3 +194,32 @@ def test_the_table_of_files_has_every_file() -> None:
     files = [path.name for path in package.glob("*.py") if not path.name.startswith("__")]
     folders = [f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()]
     assert [name for name in [*files, *folders] if f"`{name}`" not in text] == []
+
+
+def test_a_file_imports_only_from_those_above_it_in_the_table() -> None:
+    lines = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `")]
+    names = [re.findall(r"`([a-z_]+)(?:\.py|/)`", line) for line in lines]
+    place = {name: number for number, row in reversed(list(enumerate(names))) for name in reversed(row)}
+    assert place["linalg"] < place["weights"] < place["methods"] < place["checkpoint"] < place["cli"]
+    wrong = []
+    for path in sorted((ROOT / "replastic").rglob("*.py")):
+        inside = path.relative_to(ROOT / "replastic")
+        mine = inside.parts[0].removesuffix(".py")
+        for target in imported(path, inside.parts[:-1]):
+            if mine in place and target in place and place[target] > place[mine]:
+                wrong.append(f"{inside} imports {target}")
+    assert wrong == []
+
+
+def imported(path: Path, around: tuple[str, ...]) -> set[str]:
+    """The package's own files and folders that a file imports, but for types alone."""
+    tree = ast.parse(path.read_text())
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    for_types = {id(inner) for node in tests for line in node.body for inner in ast.walk(line)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in for_types:
+            whole = [*around[: len(around) - node.level + 1], *(node.module or "").split(".")]
+            named = [part for part in whole if part]
+            found |= {named[0]} if named else {alias.name for alias in node.names}
+    return found

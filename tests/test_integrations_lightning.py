@@ -10,22 +10,19 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import replastic as rp
+from replastic.integrations import lightning as integration
+from replastic.integrations.lightning import PlasticityCallback
 from replastic.learner import Learner
 from replastic.method import Method
-
-L = pytest.importorskip("lightning.pytorch")
-
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
-
-from replastic.integrations import lightning as integration  # noqa: E402
-from replastic.integrations.lightning import PlasticityCallback  # noqa: E402
 
 # Lightning advises on loaders' workers, on loggers, and on callbacks of a checkpoint that were not made anew.
 pytestmark = [
@@ -534,7 +531,9 @@ class Leaving(L.Callback):
         self.folder = folder
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        torch.save((copied(pl_module), trainer.callbacks[0].boundaries), self.folder / f"{trainer.global_rank}.pt")
+        torch.save(
+            (copied(pl_module), [*map(tuple, trainer.callbacks[0].boundaries)]), self.folder / f"{trainer.global_rank}.pt"
+        )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
@@ -542,7 +541,7 @@ def test_processes_that_train_together_stay_the_same(tmp_path: Path) -> None:
     callback = PlasticityCallback([rp.FIRE(), rp.ShrinkAndPerturb(), rp.L2(1e-2)], every_epochs=1)
     trainer = trainer_of(callback, Leaving(tmp_path), max_epochs=2, devices=2, strategy="ddp_fork")
     trainer.fit(Net(), loader())
-    (one, boundaries), (other, theirs) = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2))
+    (one, boundaries), (other, theirs) = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert same(one, other)
     assert boundaries == theirs == [(2, "epoch 1")]
 

@@ -5,24 +5,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-from torch import Tensor, nn
-
-import replastic as rp
-from tests.test_docs import load
-
-pytest.importorskip("stable_baselines3")
-
 import gymnasium as gym
 import numpy as np
+import pytest
+import torch
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
 from stable_baselines3.common.env_util import make_vec_env
+from torch import Tensor, nn
 
+import replastic as rp
 from replastic.integrations.attached import Boundary
 from replastic.integrations.sb3 import PlasticityCallback
 from replastic.integrations.sb3_networks import parts_of
+from tests.test_docs import load
 
 SMALL = {"net_arch": [16, 16]}
 OFF_POLICY: dict[str, Any] = {

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ..states import plain
 from . import safetensors_file
 from .stored import CheckpointError, Stored, printable
 from .torch_file import Contents, is_average, read_archive, read_legacy
@@ -149,10 +150,10 @@ def _checkpoint(path: Path, read: list[tuple[Path, Contents]], along: tuple[Path
         for name, stored in contents.tensors.items():
             if not name.isprintable() or name.count(".") >= _DEEPEST:
                 raise CheckpointError(f"{file}: a tensor is called {name[:80]!r}, which no module's is")
-            plain = _original(name)
-            if plain in tensors:
-                raise CheckpointError(f"{plain} is in {tensors[plain].file.name} and in {file.name}: which one counts?")
-            tensors[plain] = replace(stored, name=plain)
+            known = plain(name)
+            if known in tensors:
+                raise CheckpointError(f"{known} is in {tensors[known].file.name} and in {file.name}: which one counts?")
+            tensors[known] = replace(stored, name=known)
     if not tensors:
         beside = _listed(entry for _, contents in read for entry in contents.beside)
         only = f", only {beside}" if beside else ""
@@ -168,11 +169,6 @@ def _checkpoint(path: Path, read: list[tuple[Path, Contents]], along: tuple[Path
         tuple(printable(entry) for _, contents in read for entry in contents.beside),
         {file: contents.checksums for file, contents in read if contents.checksums},
     )
-
-
-def _original(name: str) -> str:
-    """Without the parts that torch.compile puts into names."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod") or name
 
 
 def _averages(tensors: dict[str, Stored]) -> tuple[str, ...]:

@@ -121,7 +121,8 @@ class Fire(_OfCheckpoint):
     """Say what would be changed and what left alone, and write nothing."""
 
     def __call__(self) -> int:
-        from ..checkpoint.firing import fire, suggested
+        from ..checkpoint import fire
+        from ..checkpoint.copying import suggested
 
         if not (self.out or self.in_place or self.dry_run):
             there = suggested(Path(self.path))

@@ -1,0 +1,97 @@
+"""Where a changed copy of a checkpoint goes, and how it gets there: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..record.files import part_of, sync_folder
+from .opened import Checkpoint
+
+
+def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool, dry_run: bool) -> Path | None:
+    """Where to write; raises if that is not to be written to."""
+    path = checkpoint.path
+    if out is not None and in_place:
+        raise ValueError(f"out={str(out)!r} and in_place: give one of them")
+    if dry_run:
+        return None
+    if in_place:
+        return path
+    if out is None:
+        raise ValueError(f"where is the new checkpoint to go? Give out, as in {suggested(path)}, or in_place")
+    target = Path(out)
+    if os.path.lexists(target):
+        inside = f"; did you mean {target / path.name}?" if target.is_dir() and not checkpoint.folder else ""
+        same = " To replace the file itself, say in place." if target.resolve() == path.resolve() else ""
+        raise FileExistsError(f"{target} is there already, and is not written over{inside or ': give another name.'}{same}")
+    if not checkpoint.folder and target.suffix != path.suffix:
+        raise ValueError(f"{target}: the format stays that of {path.name}: end it in {path.suffix or 'nothing'}")
+    if checkpoint.folder and target.suffix in (".json", *(file.suffix for file in checkpoint.files)):
+        raise ValueError(f"{target} looks like a file, and {path.name} is written as a folder: give {suggested(path)}")
+    return target
+
+
+def suggested(path: Path) -> Path:
+    """A name for what is made of a checkpoint, beside it."""
+    if path.name.endswith(".json"):
+        path = path.parent
+    fired = f"{path.resolve().name}-fired" if path.is_dir() else f"{path.stem}-fired{path.suffix}"
+    return path.resolve().with_name(fired) if path.name in ("", ".", "..") else path.with_name(fired)
+
+
+@contextmanager
+def copies_of(checkpoint: Checkpoint, target: Path, *, in_place: bool) -> Iterator[dict[Path, Path]]:
+    """Copies of the checkpoint's files, to be changed; they come to their place at the end, unless something goes wrong."""
+    _check_room(checkpoint, target)
+    whole = part_of(target) if checkpoint.folder and not in_place else None
+    if in_place:
+        parts = {source: part_of(source) for source in checkpoint.files}
+    elif whole is not None:
+        parts = {source: whole / source.name for source in checkpoint.files}
+    else:
+        parts = {checkpoint.files[0]: part_of(target)}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if whole is not None:
+            whole.mkdir()
+            for source in checkpoint.along:
+                shutil.copy(source, whole / source.name)
+        for source, part in parts.items():
+            shutil.copy(source, part)
+            part.chmod(part.stat().st_mode | 0o200)  # a file that must not be written may still be copied and changed
+        yield parts
+        if whole is not None:
+            whole.rename(target)
+        elif in_place:
+            for source, part in parts.items():
+                part.replace(source)
+        else:
+            _appear(parts[checkpoint.files[0]], target)
+        sync_folder(checkpoint.files[0].parent if in_place else target.parent)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+        if whole is not None:
+            shutil.rmtree(whole, ignore_errors=True)
+
+
+def _appear(part: Path, target: Path) -> None:
+    """Give a whole file its name; raises if another file has got that name in the meantime."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise FileExistsError(f"{target} has appeared in the meantime, and is not written over: give another name") from None
+    except OSError:  # a file system without links
+        part.rename(target)
+
+
+def _check_room(checkpoint: Checkpoint, target: Path) -> None:
+    needed = sum(file.stat().st_size for file in (*checkpoint.files, *checkpoint.along))
+    around = next(folder for folder in (target, *target.parents) if folder.is_dir())
+    free = shutil.disk_usage(around).free
+    if needed > free:
+        raise OSError(f"{target} takes {needed:,} bytes, and {around} has {free:,} left: make room, or give another place")
