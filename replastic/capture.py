@@ -51,7 +51,8 @@ class CompiledSteps(EagerSteps):
 class CapturedSteps(EagerSteps):
     """Steps of image tasks, replayed on CUDA; `compiled`: of the model as torch.compile makes it.
 
-    The odd last batch of an epoch, and tasks that are not of images, run eagerly.
+    The smaller last batch of an epoch has a graph of its own, of the model as it is: for one step an epoch nobody waits for
+    a compiler. Tasks that are not of images run eagerly.
     """
 
     def __init__(self, learner: Learner, training: Training, *, compiled: bool) -> None:
@@ -59,6 +60,7 @@ class CapturedSteps(EagerSteps):
         self.compiler = CompiledSteps(learner, training) if compiled else None
         self.stream = torch.cuda.Stream(learner.device)
         self._recorded: _Recording | None = None
+        self._rest: _Recording | None = None  # of the batch at an epoch's end that is smaller than the others
         self._warm = 0
 
     @property
@@ -73,7 +75,7 @@ class CapturedSteps(EagerSteps):
 
     def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
         if not isinstance(task, ImageTask) or not _penalties_fit(self.learner):
-            self._recorded = None
+            self._recorded = self._rest = None
             yield from super().pieces(task, generator)
             return
         learner, (whole, rest) = self.learner, divmod(len(task.examples), task.batch)
@@ -81,8 +83,7 @@ class CapturedSteps(EagerSteps):
         with self._at_work():
             order = task.order(generator).pin_memory().to(learner.device, non_blocking=True)
             recording = self._recording_of(task)
-            recording.order.copy_(order)
-            recording.at.zero_()
+            recording.begin(order)
             self.totals.clear()
         for start in range(0, whole, _PIECE):
             with self._at_work():
@@ -91,7 +92,10 @@ class CapturedSteps(EagerSteps):
             yield None
         with self._at_work():
             if rest:
-                self.step(task, Batch(*task.examples.batch(order[-rest:])))
+                if self._rest is None:
+                    self._rest = _Recording(self, task, rest, lambda: learner.model)
+                self._rest.begin(order[-rest:])
+                self._one(self._rest)
             means = self.totals.means(len(task.examples), counted=True)
         yield means
 
@@ -116,8 +120,8 @@ class CapturedSteps(EagerSteps):
     def _recording_of(self, task: ImageTask) -> _Recording:
         known = self._recorded
         if known is None or known.task is not task or known.optimizer is not self.learner.optimizer:
-            self._recorded = None  # first of all: its memory is let go
-            self._recorded = _Recording(self, task)
+            self._recorded = self._rest = None  # first of all: their memory is let go
+            self._recorded = _Recording(self, task, task.batch, self.forward)
             # A boundary may have brought parameters that the optimiser has no state of yet. Made within a graph, it would be
             # made anew by every replay.
             self._warm = min(self._warm, WARM_UP - 1)
@@ -125,7 +129,7 @@ class CapturedSteps(EagerSteps):
         return self._recorded
 
     def _one(self, recording: _Recording) -> None:
-        if self._warm < WARM_UP:
+        if self._warm < WARM_UP or not recording.tried:
             self._warm += 1
             recording.run()
         elif recording.graph is None:
@@ -148,14 +152,15 @@ class CapturedSteps(EagerSteps):
 
 
 class _Recording:
-    """The graph of a task's step, and the tensors that it reads."""
+    """The graph of a step on so many of a task's samples, and the tensors that it reads."""
 
-    def __init__(self, steps: CapturedSteps, task: ImageTask) -> None:
+    def __init__(self, steps: CapturedSteps, task: ImageTask, batch: int, forward: Callable[[], Callable[..., Any]]) -> None:
         learner, device = steps.learner, steps.learner.device
-        self.steps, self.task, self.optimizer = steps, task, learner.optimizer
+        self.steps, self.task, self.optimizer, self.forward = steps, task, learner.optimizer, forward
         self.order = torch.empty(len(task.examples), dtype=torch.int64, device=device)
         self.at = torch.zeros((), dtype=torch.int64, device=device)
-        self.within = torch.arange(task.batch, device=device)
+        self.within = torch.arange(batch, device=device)
+        self.tried = False  # libraries choose their kernels for batches of this size in a first step without a graph
         self.whole = capturable(learner.optimizer)
         acting = learner.acting("after_step") if self.whole else []
         self.captured: list[Method] = list(itertools.takewhile(lambda method: method.capturable, acting))
@@ -175,17 +180,23 @@ class _Recording:
             return "gradients"
         return "whole step" if not self.eager else "all but " + ", ".join(type(method).__name__ for method in self.eager)
 
+    def begin(self, order: Tensor) -> None:
+        """Go through samples in this order from the next step on."""
+        self.order[: len(order)].copy_(order)
+        self.at.zero_()
+
     def run(self) -> None:
         """One step, up to what is left to the host."""
-        steps, learner = self.steps, self.steps.learner
-        chosen = self.order.index_select(0, self.within + self.at * self.task.batch)
+        steps, learner, size = self.steps, self.steps.learner, len(self.within)
+        self.tried = True
+        chosen = self.order.index_select(0, self.within + self.at * size)
         self.batch = Batch(*self.task.examples.batch(chosen))
-        loss, right = steps.gradients(self.task, self.batch, steps.forward())
+        loss, right = steps.gradients(self.task, self.batch, self.forward())
         if self.whole:
             learner.optimizer.step()
         for method in self.captured:
             method.after_step(learner)
-        steps.totals.add(loss, right, self.task.batch)
+        steps.totals.add(loss, right, size)
         self.at.add_(1)
 
     def record(self) -> None:
@@ -202,7 +213,7 @@ class _Recording:
         assert self.graph is not None
         learner = self.steps.learner
         self.graph.replay()
-        if not self.whole:  # an eager step in between has put gradients of its own in their place
+        if self.eager or not self.whole:  # a step of another size has put gradients of its own in their place
             for parameter, gradient in zip(learner.trained(), self._gradients, strict=True):
                 parameter.grad = gradient
         if learner.taps is not None:

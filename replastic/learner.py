@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, Literal
 
@@ -84,6 +84,7 @@ class Learner:
         self.task_number = 0
         self.steps = 0
         self.taps: Tap | None = None
+        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which the model is called
         self._loss = loss
         self._started: list[Method] = []
         self._structure, self._place = structure_of(original(model)), place_of(model)
@@ -241,8 +242,12 @@ class Learner:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Passes of the model that a method makes here leave no trace: not in `taps`, nor in torch's random state."""
-        with self.taps.paused() if self.taps is not None else nullcontext(), seeded(self._seed(), self.model):
+        """Passes of the model that a method makes here leave no trace: not in `taps`, nor in torch's random state.
+
+        They are in the precision of training.
+        """
+        unheard = self.taps.paused() if self.taps is not None else nullcontext()
+        with unheard, seeded(self._seed(), self.model), self.precision():
             yield
 
     def fresh(self) -> nn.Module:

@@ -41,6 +41,7 @@ class EagerSteps:
 
     def __init__(self, learner: Learner, training: Training) -> None:
         self.learner, self.training = learner, training
+        learner.precision = lambda: training.autocast(learner.device)
         self.totals = Totals(learner.device)
 
     def epoch(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:

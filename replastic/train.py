@@ -109,8 +109,8 @@ def train_in_pieces(
 
 
 def wants_row(number: int, epoch: int, task: Task, training: Training, measuring: Sequence[Measuring]) -> bool:
-    """Whether so many epochs of a task are the end of it, the time to test, or the time to measure."""
-    due = epoch % training.evaluate_every == 0 or epoch == task.epochs
+    """Whether so many epochs of a task are near its end, the time to test, or the time to measure."""
+    due = epoch % training.evaluate_every == 0 or epoch > task.epochs - training.evaluate_last
     return due or any(one.due(number, epoch, task.epochs) for one in measuring)
 
 

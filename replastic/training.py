@@ -36,7 +36,7 @@ class Training:
         "compiled": torch.compile, and on CUDA captured as well; "stacked": arms and seeds of an experiment as one batched
         model (see `stacked`), where their methods allow it. "auto": what is fastest without waiting for a compiler: "graph"
         on CUDA, "eager" elsewhere, and for arms that do not fit into a stack.
-    evaluate_every: epochs from one row to the next; a task's last epoch always has one.
+    evaluate_every, evaluate_last: epochs from one row to the next; so many epochs at a task's end have one each.
     """
 
     renew_optimizer: bool
@@ -54,6 +54,7 @@ class Training:
     precision: Precision = "float32"
     path: Path = "auto"
     evaluate_every: int = 1
+    evaluate_last: int = 1
 
     def __post_init__(self) -> None:
         for name, holds, expected in (
@@ -71,6 +72,7 @@ class Training:
             ("precision", self.precision in ("float32", "tf32", "bfloat16"), '"float32", "tf32" or "bfloat16"'),
             ("path", self.path in get_args(Path), " or ".join(f'"{path}"' for path in get_args(Path))),
             ("evaluate_every", self.evaluate_every >= 1, "1 epoch or more"),
+            ("evaluate_last", self.evaluate_last >= 1, "1 epoch or more"),
         ):
             if not holds:
                 raise ValueError(f"training: {name} = {getattr(self, name)!r} must be {expected}")

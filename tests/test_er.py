@@ -96,6 +96,20 @@ def test_its_passes_leave_no_trace_in_taps_and_random_state() -> None:
     assert torch.equal(torch.get_rng_state(), rng)
 
 
+def test_its_passes_are_in_the_precision_of_training() -> None:
+    seen = []
+    model = MLP(6, [12, 10], 4)
+    model.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.dtype))
+    learner = rp.Learner(model, torch.optim.SGD(model.parameters(), lr=0.0), methods=[ER(rate=1e-2, every=1)])
+    learner.precision = lambda: torch.autocast("cpu", torch.bfloat16)
+    before = [parameter.clone() for parameter in model.parameters()]
+    learner.after_step((torch.randn(8, 6), torch.randint(4, (8,))))
+    assert seen == [torch.bfloat16]
+    moved = [not torch.equal(was, is_) for was, is_ in zip(before, model.parameters(), strict=True)]
+    assert any(moved)
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
 def test_what_was_gathered_in_one_task_is_not_used_in_the_next() -> None:
     learner = learner_of(MLP(6, [12], 4), ER(every=3))
     learner.begin()

@@ -120,3 +120,20 @@ def test_bad_input_says_what_to_do() -> None:
         muon(MLP(6, [12, 10], 4), adam_only=["nope"])
     with pytest.raises(ValueError, match="momentum must be"):
         UseMuon(momentum=1.0)
+
+
+def test_a_rate_that_is_a_tensor_does_what_a_number_does() -> None:
+    """As a captured step needs it: nothing is read from the device."""
+    torch.manual_seed(0)
+    first, second = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.empty(6, 4))
+    second.data.copy_(first)
+    number = Muon([first], lr=0.01, weight_decay=0.1)
+    tensor = Muon([second], lr=torch.tensor(0.01), weight_decay=0.1, capturable=True)
+    for _ in range(3):
+        first.grad = torch.randn(6, 4)
+        second.grad = first.grad.clone()
+        number.step()
+        tensor.step()
+    assert torch.allclose(first, second)
+    with pytest.raises(ValueError, match="give lr as a tensor"):
+        Muon([first], lr=0.01, capturable=True)

@@ -100,6 +100,11 @@ def test_rows_are_as_far_apart_as_asked_and_the_last_epoch_has_one() -> None:
     assert [row["epoch"] for row in rows if row["task"] == 0] == [0, 2, 4, 5]
 
 
+def test_the_last_epochs_can_have_a_row_each() -> None:
+    rows = rows_of(learner_of(settings()), stream(epochs=7), settings(evaluate_every=3, evaluate_last=3))
+    assert [row["epoch"] for row in rows if row["task"] == 1] == [0, 3, 5, 6, 7]
+
+
 def test_loss_and_online_accuracy_are_means_over_the_epoch_before_each_step() -> None:
     training = settings(learning_rate=1e-12)  # so small that the network stays what it is
     task = stream(tasks=1, epochs=1)[0]

@@ -97,6 +97,7 @@ def test_frozen_parameters_are_not_the_optimisers() -> None:
         ({"precision": "half"}, "precision = 'half' must be"),
         ({"path": "fast"}, "path = 'fast' must be"),
         ({"evaluate_every": 0}, "evaluate_every = 0 must be"),
+        ({"evaluate_last": 0}, "evaluate_last = 0 must be"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(given: dict[str, Any], says: str) -> None:

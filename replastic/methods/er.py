@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ..learner import Learner
 from ..linalg import many
 from ..linalg.effective_rank import effective_rank
+from ..linalg.polar_factor import work_dtype
 from ..method import Method
 from ..task import Task
 from ..units import Tap, UnitGroup, original
@@ -117,7 +118,7 @@ class ER(Method):
             self._tap.clear()
             if not all(bool(feature.isfinite().all()) for feature in features):
                 return  # a network that has diverged has no rank, and its loss says so
-            loss = effective_rank_loss(features)
+            loss = effective_rank_loss([feature.to(work_dtype(feature.dtype)) for feature in features])
         held = list(learner.parameters.values())
         gradients = torch.autograd.grad(loss, held, allow_unused=True)
         moved = [(parameter, gradient) for parameter, gradient in zip(held, gradients, strict=True) if gradient is not None]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,22 +55,27 @@ def orthogonalised(matrix: Tensor, steps: int = _NEWTON_SCHULZ_STEPS) -> Tensor:
 
 
 class Muon(Optimizer):
-    """The optimiser, for weights of two or more axes."""
+    """The optimiser, for weights of two or more axes. A learning rate that is a tensor on their device, with
+    capturable=True, lets its step be part of a CUDA graph."""
 
     def __init__(
         self,
         params: Iterable[Tensor],
-        lr: float = 1e-2,
+        lr: float | Tensor = 1e-2,
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.0,
+        capturable: bool = False,
     ) -> None:
         params = list(params)
         if any(param.ndim < 2 for param in params):
             raise ValueError("Muon is for weights of two or more axes: give the rest to AdamW, or use muon(model)")
         if lr < 0 or not 0 <= momentum < 1:
             raise ValueError(f"Muon(lr={lr}, momentum={momentum}): lr must be 0 or more, and momentum in [0, 1)")
-        super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay})
+        if capturable and not isinstance(lr, Tensor):
+            raise ValueError(f"Muon(lr={lr}, capturable=True): give lr as a tensor on the device, which a graph can read")
+        settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "capturable": capturable}
+        super().__init__(params, {"lr": lr, **settings})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -86,7 +92,7 @@ class Muon(Optimizer):
                 self._update(params, group)
         return loss
 
-    def _update(self, params: list[Tensor], group: dict[str, float]) -> None:
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [param.grad for param in params if param.grad is not None]
         for param in params:
             if "momentum_buffer" not in self.state[param]:
@@ -99,9 +105,10 @@ class Muon(Optimizer):
         matrices = directions.flatten(2)  # (layers, out, in · kernel)
         out, into = matrices.shape[1:]
         updates = orthogonalised(matrices).view_as(directions)
+        rate = group["lr"]
         if group["weight_decay"]:
-            many.mul_(params, 1 - group["lr"] * group["weight_decay"])
-        many.add_(params, updates.unbind(), alpha=-group["lr"] * max(1.0, out / into) ** 0.5)
+            many.mul_(params, 1 - rate * group["weight_decay"])
+        many.add_(params, (updates * (rate * max(1.0, out / into) ** 0.5)).unbind(), alpha=-1)
 
 
 def muon(
@@ -114,6 +121,7 @@ def muon(
     weight_decay: float = 0.0,
     adam_only: Sequence[str] = (),
     only: Iterable[Tensor] | None = None,
+    capturable: bool = False,
 ) -> Together:
     """Muon for the matrices of hidden layers and AdamW for everything else, as one optimiser.
 
@@ -121,6 +129,7 @@ def muon(
 
     adam_only: names of further parameters that AdamW is to have.
     only: the parameters that are to be trained; None: all that can be.
+    capturable: learning rates are tensors on the device, and a step can be part of a CUDA graph.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> [len(group["params"]) for group in muon(model).param_groups]
@@ -140,10 +149,12 @@ def muon(
     if not hidden:
         raise ValueError("this model has no hidden matrix for Muon: with two layers or fewer, use AdamW")
     rest = [parameter for name, parameter in named.items() if name not in hidden]
+    matrices = [named[name] for name in hidden]
+    rates: Any = [torch.tensor(rate, device=matrices[0].device) if capturable else rate for rate in (lr, adam_lr)]
     return Together(
         [
-            Muon([named[name] for name in hidden], lr, momentum, weight_decay=weight_decay),
-            torch.optim.AdamW(rest, adam_lr, betas, eps=1e-10, weight_decay=weight_decay),
+            Muon(matrices, rates[0], momentum, weight_decay=weight_decay, capturable=capturable),
+            torch.optim.AdamW(rest, rates[1], betas, eps=1e-10, weight_decay=weight_decay, capturable=capturable),
         ]
     )
 
@@ -176,11 +187,14 @@ class UseMuon(Method):
         self.require("weight_decay", self.weight_decay >= 0, "0 or more")
 
     def start(self, learner: Learner) -> None:
+        replaced = learner.optimizer.param_groups
         learner.optimizer = muon(
             learner.model,
             lr=self.lr,
             adam_lr=self.adam_lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
-            only=[param for group in learner.optimizer.param_groups for param in group["params"]],
+            only=[param for group in replaced for param in group["params"]],
+            # As the one it replaces, whose rate may have been read onto the CPU with a checkpoint.
+            capturable=learner.device.type == "cuda" and all(isinstance(group["lr"], Tensor) for group in replaced),
         )
