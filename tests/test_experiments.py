@@ -82,7 +82,8 @@ def shrunken(file: str) -> Experiment:
     for arm, given in full.arms.items():
         for _, settings in given.methods:
             # What is done every so many steps is to be done within these few.
-            changes += [f"arms.{arm}.{key}=1" for key in ("every", "period", "maturity") if key in settings]
+            name = given.grid_of or arm
+            changes += [f"arms.{name}.{key}=1" for key in ("every", "period", "maturity") if key in settings]
     small = experiment_of(file, changes)
     return dataclasses.replace(small, measures=tuple(map(quick, small.measures)))
 
@@ -136,10 +137,10 @@ def test_every_file_is_read_strictly_and_says_what_it_is_of(file: str) -> None:
     if figure is not None:
         kind, number = figure.groups()
         assert re.search(rf"{kind}s?\b[^.]*\b{number}", experiment.about), "its figure is named"
-    assert "differs" in experiment.about or file.startswith(("swr/table-1", "fire/figure-6-left", "quick"))
+    assert "differs" in experiment.about or file.startswith(("swr/table-1", "fire/figure-6-left", "quick", "settings/"))
     assert all(len(line) <= 125 for line in (ROOT / "experiments" / file).read_text().splitlines())
     grids = {given.grid_of for given in experiment.arms.values()} - {""}
-    searched = bool(grids) and file.startswith("swr/")
+    searched = bool(grids) and file.startswith(("swr/", "settings/"))
     assert (experiment.validation > 0) == searched, "grids are searched by images that are held out, steps are only listed"
 
 
@@ -182,12 +183,14 @@ def test_fire_has_the_papers_sizes_and_best_hyperparameters(file: str) -> None:
     table, protocol = FIRE_SETTINGS[figure]
     assert experiment.protocol == protocol
     best = BEST[table][PAIRS[pair]]
-    found = {name: settings for given in experiment.arms.values() for name, settings in given.methods}
-    assert set(found) == {*best, "full_reset", "muon"}
+    beside = {"swr", "l2_er"} if file == "fire/figure-2a-cifar10.toml" else set()  # of other papers
+    arms = [given for arm, given in experiment.arms.items() if arm != "FIRE, exact"]
+    found = {name: settings for given in arms for name, settings in given.methods}
+    assert set(found) == {*best, "full_reset", "muon", *beside}
     for method, fields in best.items():
         assert {field: found[method][field] for field in fields} == fields, method
     late = {name for name, settings in found.items() if settings.get("from_task")}
-    assert late == (set(DEFAULTS[table]) if figure == "2a" else set())
+    assert late == ({*DEFAULTS[table], *beside} if figure == "2a" else set())
     assert found["fire"].get("where") == ("paper_vit" if pair == "cifar100" else None)
 
 
@@ -374,7 +377,7 @@ def test_the_example_of_the_page_is_a_whole_experiment(monkeypatch: pytest.Monke
 def test_the_page_names_every_file_and_every_figure() -> None:
     text = (ROOT / "docs/reproduce.md").read_text()
     files = {path.relative_to(ROOT / "experiments").as_posix() for path in (ROOT / "experiments").rglob("*.py")}
-    named = set(re.findall(r"`((?:fire|spectral-collapse|swr)/[\w.-]+|quick\.toml)`", text))
+    named = set(re.findall(r"`((?:fire|spectral-collapse|swr|settings)/[\w.-]+|quick\.toml)`", text))
     assert named == {*FILES, *files}
     for paper, figures in {
         "FIRE": ["2a", "2b", "2c", "5a", "5b", "6 left", "6 middle, right", "7", "8a", "8b", "8c", "table 1"],
