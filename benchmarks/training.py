@@ -273,9 +273,9 @@ def online(rounds: int) -> dict[str, Any]:
     if not CUDA:
         keep_freed_memory()
 
-    def stacked(members: int) -> Epoch:
+    def stacked(members: int, *, compiled: bool = False) -> Epoch:
         pairs = [learner(seed) for seed in range(members)]
-        stack = Stack([one for one, _ in pairs], clip=CLIP)
+        stack = Stack([one for one, _ in pairs], clip=CLIP, compiled=compiled)
         stack.begin([task for _, task in pairs])
         orders = torch.stack([torch.randperm(steps) for _ in pairs]).to(DEVICE)
         return lambda: stack.epoch(orders)
@@ -283,7 +283,9 @@ def online(rounds: int) -> dict[str, Any]:
     ways: dict[str, tuple[Epoch, int]] = {"alone, eager": (alone("eager"), 1)}
     if CUDA:
         ways["alone, graph"] = (alone("graph"), 1)
-    ways |= {f"{members} stacked": (stacked(members), members) for members in MEMBERS}
+    for members in MEMBERS:
+        ways[f"{members} stacked"] = stacked(members), members
+        ways[f"{members} stacked, compiled"] = stacked(members, compiled=True), members
     found = {}
     for name, (epoch, runs) in ways.items():
         timed(epoch)

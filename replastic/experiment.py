@@ -74,7 +74,7 @@ def run(
     waiting = list(filter(waits, wanted))  # known before anything is trained
     if waiting:
         waiting[0].load(device=place, root=root)  # if it is not there, for none of them
-    if experiment.training.path == "stacked":
+    if experiment.training.stacked:
         fitting = [one for one in waiting if fits_in_stack(one)]
         _train_as_one([running for running in map(opened, fitting) if running is not None], tell)
     before = {firsts[one.folder].folder: firsts[one.folder] for one in waiting if one.folder in firsts}

@@ -67,4 +67,4 @@ def fits_in_stack(run: RunSpec) -> bool:
     except (TypeError, ValueError):
         return False
     training = run.training
-    return training.path == "stacked" and training.optimizer == "sgd" and training.precision != "bfloat16"
+    return training.stacked and training.optimizer == "sgd" and training.precision != "bfloat16"

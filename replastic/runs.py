@@ -163,7 +163,7 @@ def first_task_of(run: RunSpec) -> RunSpec:
 
 def first_tasks(experiment: Experiment) -> dict[Path, RunSpec]:
     """For runs that may share their first task, by their folders: the run that trains it. Nobody shares it with himself."""
-    if not experiment.share_first_task or experiment.training.path == "stacked":
+    if not experiment.share_first_task or experiment.training.stacked:
         return {}
     shared = {run.folder: first_task_of(run) for run in runs_of(experiment) if idle_in_first_task(run.methods())}
     users = Counter(first.folder for first in shared.values())

@@ -3,6 +3,7 @@
 A small network in small batches keeps a GPU waiting: a step is dozens of kernels that take less time than their launch. The
 weights of all members (runs of other seeds, other methods, other tasks) are therefore put into one tensor each,
 (members, *shape), and every kernel works on all of them. On CUDA the whole step is recorded as a graph and replayed.
+Compiled, it is few kernels: the gradient of a single sample is a product of two vectors, which never becomes a matrix.
 
     gradient <- ∇ loss + λ θ;  gradient <- gradient · min(1, clip/(‖gradient‖ + 1e-6));  θ <- θ - lr · gradient
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -33,6 +34,8 @@ from .streams.images import Examples, ImageTask
 from .task import Batch
 from .units import original
 
+# A gradient is computed twice, for its norm and for the step, and not kept in between, though it reads from four tensors.
+_INLINE: dict[str, Any] = {"realize_reads_threshold": 16, "realize_opcount_threshold": 100}
 _LOOKED_AT = 32  # samples on which the tasks' losses are compared
 
 
@@ -45,6 +48,7 @@ class Stack:
     Put members with the same methods next to one another: then nothing need be gathered for those methods.
 
     clip: the largest norm of each member's gradient of loss and penalties together. None: no limit.
+    compiled: the step is what torch.compile makes of it, for which the first one waits.
 
     >>> from replastic.models import MLP
     >>> from replastic.methods import L2
@@ -56,7 +60,7 @@ class Stack:
     then, for every task of theirs, `stack.begin(tasks)` and `stack.epoch(orders)`.
     """
 
-    def __init__(self, learners: Sequence[Learner], *, clip: float | None = None) -> None:
+    def __init__(self, learners: Sequence[Learner], *, clip: float | None = None, compiled: bool = False) -> None:
         self.learners = list(learners)
         if not self.learners or len({id(learner) for learner in self.learners}) < len(self.learners):
             raise ValueError(f"Stack of {len(self.learners)} learners: give one or more, each once")
@@ -65,7 +69,10 @@ class Stack:
         self.clip = clip
         self.members = [Member(row, learner) for row, learner in enumerate(self.learners)]
         self.device = self.learners[0].device
-        self.model = _skeleton(original(self.learners[0].model))
+        self.model = _skeleton(original(self.learners[0].model), _linear_of_one if compiled else _linear)
+        self.learn = (
+            torch.compile(_Epoch.learn, dynamic=False, fullgraph=True, options=_INLINE) if compiled else _Epoch.learn
+        )
         for learner in self.learners:
             check_methods(learner.methods)
         self._check()
@@ -94,6 +101,7 @@ class Stack:
         with self._aside(), self._lent() as weights:
             if [*map(id, tasks)] != [*map(id, self._seen)]:
                 _check_one_loss(self.model, weights, tasks)
+                _check_all_used(self.model, weights, tasks[0])
                 self._seen = tasks
             return _Epoch(self, weights, tasks, orders.to(self.device)).run()
 
@@ -159,7 +167,7 @@ class _Epoch:
                 seen += self.batch
                 self._between(seen)
             if seen < samples:  # the odd last batch
-                self._learn(self.orders[:, seen:])
+                self.learn(*_gather(self.examples, self.orders[:, seen:]))
                 seen = samples
                 self._between(seen)
         finally:
@@ -180,31 +188,29 @@ class _Epoch:
 
     def _step(self) -> None:
         """A step that needs nothing from the host: the counter is its own."""
-        self._learn(self.orders.index_select(1, self.within + self.at))
+        chosen = self.orders.index_select(1, self.within + self.at)
+        self.stack.learn(self, *_gather(self.examples, chosen))
         self.at.add_(self.batch)
 
-    def _learn(self, chosen: Tensor) -> None:
-        """One step of every member on its own samples; chosen: (members, batch)."""
-        inputs, targets = _gather(self.examples, chosen)
-        losses, right, activity = torch.vmap(self._one)(self.weights, inputs, targets)
-        # Members do not touch each other's losses, so that the gradient of all of them together is each one's own.
-        gradients = torch.autograd.grad(losses, [*self.trained.values()], torch.ones_like(losses), allow_unused=True)
-        unused = [name for name, gradient in zip(self.trained, gradients, strict=True) if gradient is None]
-        if unused:
-            raise ValueError(f"the loss does not depend on {unused[0]!r}: freeze it with requires_grad_(False)")
+    def learn(self, inputs: Tensor, targets: Tensor) -> None:
+        """One step of every member on its own samples, (members, batch, ...)."""
+        trained = {name: weight.detach() for name, weight in self.trained.items()}
+        fixed = {name: weight for name, weight in self.weights.items() if name not in trained}
+        found = torch.vmap(torch.func.grad(self._one, has_aux=True))(trained, fixed, inputs, targets)
+        gradients, (losses, right, activity) = found
         with torch.no_grad():
-            self.rule.step_(_owned(gradients))
+            self.rule.step_(_owned([*gradients.values()]))
             if self.cbp is not None:
                 self.cbp.observe(activity)
-            self.loss.add_(losses, alpha=chosen.shape[1])
+            self.loss.add_(losses, alpha=targets.shape[1])
             self.right.add_(right)
 
-    def _one(self, weights: Weights, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, correct answers and, for CBP, the units' activity, of one member."""
-        outputs = functional_call(self.stack.model, weights, (inputs,))
+    def _one(self, trained: Weights, fixed: Weights, inputs: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss of one member; and with it correct answers and, for CBP, the units' activity."""
+        outputs = functional_call(self.stack.model, {**trained, **fixed}, (inputs,))
         loss, nothing = self.task.loss(outputs, targets), torch.zeros((), dtype=torch.int64, device=targets.device)
         right = self.task.correct(outputs, targets).sum() if self.task.correct is not None else nothing
-        return loss, right, self.cbp.activity() if self.cbp is not None else nothing
+        return loss, (loss, right, self.cbp.activity() if self.cbp is not None else nothing)
 
     def _between(self, seen: int) -> None:
         """What is rare, or for the host to decide, in the order of the methods."""
@@ -227,6 +233,8 @@ class _Epoch:
 
 def _owned(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Gradients that can be written to: autograd may hand out one tensor for two, or one number as many."""
+    if torch.compiler.is_compiling():  # which sees to that by itself
+        return list(gradients)
     seen: set[int] = set()
     owned: list[Tensor] = []
     for gradient in gradients:
@@ -236,12 +244,12 @@ def _owned(gradients: Sequence[Tensor]) -> list[Tensor]:
     return owned
 
 
-def _skeleton(model: nn.Module) -> nn.Module:
+def _skeleton(model: nn.Module, linear: Callable[[nn.Linear, Tensor], Tensor]) -> nn.Module:
     """A copy of the model to be called with stacked weights; hooks on the model itself never see those."""
     skeleton = copy.deepcopy(model).train()
     for module in skeleton.modules():
         if type(module) is nn.Linear:
-            module.forward = partial(_linear, module)
+            module.forward = partial(linear, module)  # pyright: ignore[reportAttributeAccessIssue]
     return skeleton
 
 
@@ -250,6 +258,15 @@ def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
     and adding those to weights costs several times what it should."""
     samples = input.reshape(-1, input.shape[-1])
     outputs = (layer.weight @ samples.mT).mT
+    return (outputs if layer.bias is None else outputs + layer.bias).reshape(*input.shape[:-1], -1)
+
+
+def _linear_of_one(layer: nn.Linear, input: Tensor) -> Tensor:
+    """The same for a single sample in the words of a compiler: it makes one kernel of product and sum, and of the gradient,
+    which is a product of two numbers at each place, nothing that is ever written to memory."""
+    if input.numel() != input.shape[-1]:
+        return _linear(layer, input)
+    outputs = (layer.weight * input.reshape(1, -1)).sum(1)
     return (outputs if layer.bias is None else outputs + layer.bias).reshape(*input.shape[:-1], -1)
 
 
@@ -355,6 +372,17 @@ def _check_orders(orders: Tensor, tasks: Sequence[ImageTask]) -> None:
     samples = len(tasks[0].examples)
     if not orders.is_cuda and not 0 <= int(orders.min()) <= int(orders.max()) < samples:  # on a GPU nobody waits to look
         raise ValueError(f"orders go from {int(orders.min())} to {int(orders.max())}, and tasks have {samples} samples")
+
+
+def _check_all_used(model: nn.Module, weights: Weights, task: ImageTask) -> None:
+    """Raise if the loss does not depend on something that is to be trained, as in a layer that is not called."""
+    mine = {name: weight[0].detach().requires_grad_(weight.requires_grad) for name, weight in weights.items()}
+    inputs, targets = task.examples.batch(torch.arange(1, device=task.examples.index.device))
+    loss = task.loss(functional_call(model, mine, (inputs,)), targets)
+    trained = {name: weight for name, weight in mine.items() if weight.requires_grad}
+    for name, gradient in zip(trained, torch.autograd.grad(loss, [*trained.values()], allow_unused=True), strict=True):
+        if gradient is None:
+            raise ValueError(f"the loss does not depend on {name!r}: freeze it with requires_grad_(False)")
 
 
 @torch.no_grad()

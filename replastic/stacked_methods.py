@@ -87,14 +87,21 @@ class StackedL2:
                 strengths[member] = strengths.get(member, 0.0) + method.strength
         self.rows = rows_of(list(strengths), like.device) if strengths else None
         self.strengths = torch.tensor([*strengths.values()], dtype=like.dtype, device=like.device)
+        self.of_all = torch.tensor([strengths.get(member, 0.0) for member in members], dtype=like.dtype, device=like.device)
 
-    def add_(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    def added(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients with λ θ; those that were given may be written to."""
         if self.rows is None:
-            return
+            return gradients
+        if torch.compiler.is_compiling():  # a part that is written to would have to be in memory first
+            return [
+                torch.addcmul(g, weight, column(self.of_all, weight)) for g, weight in zip(gradients, weights, strict=True)
+            ]
         for gradient, weight in zip(gradients, weights, strict=True):
             part = gradient[self.rows].addcmul_(weight[self.rows], column(self.strengths, weight))
             if isinstance(self.rows, Tensor):  # then the part is a copy
                 gradient[self.rows] = part
+        return gradients
 
 
 class StackedSGD:
@@ -129,7 +136,7 @@ class StackedSGD:
 
     def step_(self, gradients: Sequence[Tensor]) -> None:
         """Gradients are of the loss alone, (members, *shape) each, and are written to."""
-        self.l2.add_(gradients, self.weights)
+        gradients = self.l2.added(gradients, self.weights)
         shrink = self._clipping(gradients)
         if self.decaying or self.buffers is not None:
             gradients = [self._directed(number, gradient, shrink) for number, gradient in enumerate(gradients)]

@@ -162,7 +162,7 @@ def order_of(seed: int, task: int, epoch: int) -> torch.Generator:
 def steps_for(learner: Learner, training: Training) -> EagerSteps:
     """The way of running steps that a path asks for, on the learner's device."""
     on_gpu = learner.device.type == "cuda"
-    if training.path == "eager" or (training.path in ("auto", "stacked") and not on_gpu):
+    if training.path == "eager" or ((training.path == "auto" or training.stacked) and not on_gpu):
         return EagerSteps(learner, training)
     if training.path == "compiled" and not on_gpu:
         return CompiledSteps(learner, training)

@@ -34,10 +34,10 @@ def train_stacked(
         raise ValueError(
             "members of a stack differ in more than learning rates, momentum and decay: stack those that do not"
         )
-    stack = Stack(learners, clip=first.clip)
+    stack = Stack(learners, clip=first.clip, compiled=first.path == "stacked compiled")
     members = [EagerSteps(learner, training) for learner, training in zip(learners, trainings, strict=True)]
     for steps in members:
-        steps.path = "stacked"
+        steps.path = first.path
     for number, tasks in enumerate(zip(*streams, strict=True)):
         after = done[1] if number == done[0] else 0
         if number < done[0]:

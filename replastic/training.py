@@ -16,7 +16,7 @@ from .linalg.products import float32_convolutions, float32_precision
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Precision = Literal["float32", "tf32", "bfloat16"]
-Path = Literal["auto", "eager", "graph", "compiled", "stacked"]
+Path = Literal["auto", "eager", "graph", "compiled", "stacked", "stacked compiled"]
 Anneal = Literal["none", "linear", "cosine"]
 
 
@@ -34,8 +34,9 @@ class Training:
     precision: "float32" is IEEE's, "tf32" its faster relative on GPUs, "bfloat16" autocast (weights stay in float32).
     path: how steps are run. "eager": one operation after the other, the reference; "graph": captured as a CUDA graph;
         "compiled": torch.compile, and on CUDA captured as well; "stacked": arms and seeds of an experiment as one batched
-        model (see `stacked`), where their methods allow it. "auto": what is fastest without waiting for a compiler: "graph"
-        on CUDA, "eager" elsewhere, and for arms that do not fit into a stack.
+        model (see `stacked`), where their methods allow it; "stacked compiled": what torch.compile makes of that. "auto":
+        what is fastest without waiting for a compiler: "graph" on CUDA, "eager" elsewhere, and for arms that do not fit
+        into a stack.
     evaluate_every, evaluate_last: epochs from one row to the next; so many epochs at a task's end have one each.
     """
 
@@ -114,6 +115,11 @@ class Training:
                 group["lr"] = rate.to(group["params"][0].device).fill_(now)
             else:
                 group["lr"] = now
+
+    @property
+    def stacked(self) -> bool:
+        """Whether runs are trained as one, where that is possible."""
+        return self.path.startswith("stacked")
 
     @contextmanager
     def arithmetic(self, device: torch.device) -> Iterator[None]:

@@ -168,6 +168,17 @@ def test_all_arms_in_one_stack_are_the_same_as_separate_runs(options: dict, devi
         assert_same_learner(mine, single)
 
 
+def test_a_compiled_stack_is_the_same_as_separate_runs(device: torch.device) -> None:
+    makes = list(ARMS.values())
+    stacked, singles = ([learner_of(make(), device, seed) for seed, make in enumerate(makes)] for _ in range(2))
+    data = data_on(device)
+    tasks = [[task_of(data, 20 * number + member, batch=1) for member in range(len(makes))] for number in range(2)]
+    figures = train(Stack(stacked, clip=0.5, compiled=True), singles, tasks)
+    assert_same_figures(*figures)
+    for mine, single in zip(stacked, singles, strict=True):
+        assert_same_learner(mine, single)
+
+
 def test_units_are_really_replaced_and_effective_rank_steps_taken(device: torch.device) -> None:
     makes = [list, ARMS["CBP"], ARMS["ER"], ARMS["L2"], ARMS["FIRE"]]
     stack = Stack([learner_of(make(), device) for make in makes])
