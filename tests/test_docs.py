@@ -223,3 +223,21 @@ def imported(path: Path, around: tuple[str, ...]) -> set[str]:
             named = [part for part in whole if part]
             found |= {named[0]} if named else {alias.name for alias in node.names}
     return found
+
+
+def test_the_results_are_those_of_the_records() -> None:
+    results = load("docs/results.py")
+    for page in results.PAGES:
+        text = page.read_text()
+        assert results.rendered(text) == text, "run python docs/results.py"
+    page = (ROOT / "docs/results.md").read_text()
+    assert all(f"| {arm} |" in page for table in results.TABLES.values() for arm in table.published)
+
+
+def test_the_figures_of_the_results_are_those_of_the_records() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    if f"matplotlib=={matplotlib.__version__}\n" not in (ROOT / "constraints.txt").read_text():
+        pytest.skip(f"matplotlib {matplotlib.__version__} draws other bytes than the pinned one")
+    results = load("docs/results.py")
+    for name in results.FIGURES:
+        assert results.figure(name) == (ROOT / "docs/assets" / name).read_bytes(), "run python docs/results.py"

@@ -1,0 +1,186 @@
+"""Write the tables and figures of docs/results.md, and those of README and docs/reproduce.md, from committed records.
+
+python docs/results.py
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from replastic.record import Run, find_runs, read
+from replastic.report import best, gather
+from replastic.report.charts import chart
+from replastic.report.contents import chapter
+from replastic.report.figures import draw
+from replastic.report.summary import Summary, summarise
+
+ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "experiments/results"
+PAGES = (ROOT / "docs/results.md", ROOT / "docs/reproduce.md", ROOT / "README.md")
+ASSETS = ROOT / "docs/assets"
+FIGURES = {"warm-start-cifar10.png": ("fire-2a-cifar10", "test_accuracy", "last", "Test accuracy after the warm start")}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Arms of an experiment beside what their paper has. `published`: None for arms that it does not have."""
+
+    records: str
+    published: Mapping[str, float | None]
+    digits: int = 3
+    metric: str = "test_accuracy"
+
+
+TABLES = {
+    # Read off the paper's figure, to about .005.
+    "warm-start-cifar10": Table(
+        "fire-2a-cifar10",
+        {"full reset": 0.847, "FIRE": 0.829, "FIRE, exact": None, "DASH": 0.826, "Parseval": 0.826, "S&P": 0.804,
+         "L2 Init": 0.793, "Muon": 0.784, "SWR": None, "ReDo": 0.779, "SNR": 0.775, "CBP": 0.775, "base": 0.778},
+    ),
+    "swr-table-1-mnist": Table(
+        "swr-table-1-mnist", {"vanilla": 0.9789, "L2": 0.9795, "L2 Init": 0.9793, "SWR": 0.9822}, 4
+    ),
+    "swr-table-5-mnist": Table(
+        "swr-table-5-mnist",
+        {"vanilla": 0.9798, "L2": 0.9811, "L2 Init": 0.9811, "SWR": 0.9796, "SWR + re-init": 0.9829}, 4
+    ),
+}  # fmt: skip
+RESET = ("base", "FIRE", "FIRE, exact", "S&P", "DASH", "full reset")  # in figure 5b, and what FIRE is beside
+SETTINGS = "fire-2a-cifar10-settings"
+
+
+def rendered(text: str) -> str:
+    """A page with what stands between its markers made anew."""
+    blocks = {name: lines(table) for name, table in TABLES.items() if f"<!-- {name} -->" in text}
+    blocks["train-accuracy"] = train_accuracy("fire-2a-cifar10")
+    blocks["after-the-reset"] = after_the_reset("fire-2a-cifar10")
+    blocks["settings"] = settings()
+    blocks["times"] = times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir())
+    blocks["warm-start-short"] = short(TABLES["warm-start-cifar10"])
+    for marker, block in blocks.items():
+        start, end = f"<!-- {marker} -->\n", "<!-- end -->"
+        before, found, after = text.partition(start)
+        if found:
+            text = f"{before}{start}" + "\n".join(block) + f"\n{end}{after.partition(end)[2]}"
+    return text
+
+
+def figure(name: str) -> bytes:
+    """One picture, as the report draws it."""
+    records, metric, moment, title = FIGURES[name]
+    ((study,), _) = gather([RECORDS / records])
+    shown = chart(study, metric, moment, title, "mean")
+    assert shown is not None
+    with tempfile.TemporaryDirectory() as folder:
+        paths = draw(shown, chapter(study).arms, Path(folder))
+        return next(path for path in paths if path.suffix == ".png").read_bytes()
+
+
+def lines(table: Table) -> list[str]:
+    """Of each arm: published, here, over how many seeds, and how far single epochs swing."""
+    found, digits = outcomes(table), table.digits
+    rows = ["| | published | here | n | ± over seeds | single epochs | here - published |", "|---|---|---|---|---|---|---|"]
+    for arm, published in table.published.items():
+        one = found[arm]
+        spread = f"{one.spread:.{digits}f}" if len(one.last) > 1 else "-"
+        told = [f"{published:.{digits}f}", f"{one.mean - published:+.{digits}f}"] if published is not None else ["-", "-"]
+        low, high = swing(table, arm)
+        rows.append(
+            f"| {arm} | {told[0]} | **{one.mean:.{digits}f}** | {len(one.last)} | {spread} | "
+            f"{low:.{digits}f} to {high:.{digits}f} | {told[1]} |"
+        )
+    return rows
+
+
+def short(table: Table) -> list[str]:
+    """The same in three lines: arms across."""
+    found = outcomes(table)
+    arms = [arm for arm, published in table.published.items() if published is not None]
+    return [
+        "| | " + " | ".join(arms) + " |",
+        "|---" * (len(arms) + 1) + "|",
+        "| published | " + " | ".join(f"{table.published[arm]:.3f}" for arm in arms) + " |",
+        "| here | " + " | ".join(f"{found[arm].mean:.3f}" for arm in arms) + " |",
+    ]
+
+
+def outcomes(table: Table) -> dict[str, Summary]:
+    """Every arm's end, by its name."""
+    ((study,), problems) = gather([RECORDS / table.records], metric=table.metric)
+    assert not problems, problems
+    return {one.arm: one for one in summarise(study)}
+
+
+def runs_in(records: str) -> list[Run]:
+    """All of a folder's runs."""
+    return [read(folder) for folder in find_runs(RECORDS / records)]
+
+
+def swing(table: Table, arm: str) -> tuple[float, float]:
+    """The least and the most of the last five epochs, of all seeds."""
+    rows = [row for run in runs_in(table.records) if run.arm == arm for row in run.rows[-5:]]
+    return min(row[table.metric] for row in rows), max(row[table.metric] for row in rows)
+
+
+def after_the_reset(records: str) -> list[str]:
+    """What is measured at the start of the second task."""
+    rows = [
+        "| right after | largest eigenvalue of the Hessian | DfI | SFE, all layers | SFE, mean over layers |",
+        "|---|---|---|---|---|",
+    ]
+    for run in sorted((run for run in runs_in(records) if run.arm in RESET), key=lambda run: RESET.index(run.arm)):
+        found = next(row["measures"] for row in run.rows if (row["task"], row["epoch"]) == (1, 0))
+        moved = [value for name, value in found.items() if name.startswith("normalised_squared_frobenius_error/")]
+        figures = (found[name] for name in ("hessian_top_eigenvalue", "deviation_from_isometry"))
+        error = found["normalised_squared_frobenius_error"]
+        rows.append(
+            f"| {run.arm} | " + " | ".join(f"{figure:.2g}" for figure in figures) + f" | {error:.2f} | "
+            f"{sum(moved) / len(moved):.2f} |"
+        )
+    return rows
+
+
+def train_accuracy(records: str) -> list[str]:
+    """Of each arm, in the last five epochs."""
+    found = outcomes(Table(records, {}, metric="train_accuracy"))
+    return ["| " + " | ".join(found) + " |", "|---" * len(found) + "|",
+            "| " + " | ".join(f"{one.mean:.3f}" for one in found.values()) + " |"]  # fmt: skip
+
+
+def settings() -> list[str]:
+    """The points that were tried for arms without published settings."""
+    chosen = {one.arm for one in best(RECORDS / SETTINGS).values()}
+    rows = ["| | validation | test |", "|---|---|---|"]
+    for run in runs_in(SETTINGS):
+        if not run.config.get("grid"):
+            continue
+        means = [sum(row[f"{split}_accuracy"] for row in run.rows[-5:]) / 5 for split in ("validation", "test")]
+        mark = "**" if run.arm in chosen else ""
+        rows.append(f"| {mark}{run.arm}{mark} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
+    return rows
+
+
+def times(folders: Iterable[str]) -> list[str]:
+    """How long all runs of a folder took together, from the first one's start to the last one's end."""
+    rows = ["| records | runs | time | on |", "|---|---|---|---|"]
+    for name in folders:
+        runs = runs_in(name)
+        starts = [datetime.fromisoformat(json.loads((run.folder / "run.json").read_text())["started"]) for run in runs]
+        ends = [start + timedelta(seconds=run.times[-1]) for start, run in zip(starts, runs, strict=True)]
+        minutes = (max(ends) - min(starts)).total_seconds() / 60
+        machines = {f"{run.provenance['gpu'] or run.provenance['cpu']}, torch {run.provenance['torch']}" for run in runs}
+        rows.append(f"| `{name}` | {len(runs)} | {minutes:.0f} min | {'; '.join(sorted(machines))} |")
+    return rows
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(rendered(page.read_text()))
+    for name in FIGURES:
+        (ASSETS / name).write_bytes(figure(name))
