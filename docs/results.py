@@ -10,12 +10,15 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
+from statistics import mean
 
 from replastic.record import Run, find_runs, read
 from replastic.report import best, gather
 from replastic.report.charts import chart
 from replastic.report.contents import chapter
+from replastic.report.estimates import holm, paired
 from replastic.report.figures import draw
 from replastic.report.summary import Summary, summarise
 
@@ -55,15 +58,22 @@ RESET = ("base", "FIRE", "FIRE, exact", "S&P", "DASH", "full reset")  # in figur
 SETTINGS = "fire-2a-cifar10-settings"
 
 
-def rendered(text: str) -> str:
-    """A page with what stands between its markers made anew."""
-    blocks = {name: lines(table) for name, table in TABLES.items() if f"<!-- {name} -->" in text}
+@cache
+def blocks() -> dict[str, list[str]]:
+    """What stands between markers, line by line."""
+    blocks = {name: lines(table) for name, table in TABLES.items()}
+    blocks["swr-tested"] = tested(TABLES["swr-table-1-mnist"], "SWR", "vanilla")
     blocks["train-accuracy"] = train_accuracy("fire-2a-cifar10")
     blocks["after-the-reset"] = after_the_reset("fire-2a-cifar10")
     blocks["settings"] = settings()
     blocks["times"] = times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir())
     blocks["warm-start-short"] = short(TABLES["warm-start-cifar10"])
-    for marker, block in blocks.items():
+    return blocks
+
+
+def rendered(text: str) -> str:
+    """A page with what stands between its markers made anew."""
+    for marker, block in blocks().items():
         start, end = f"<!-- {marker} -->\n", "<!-- end -->"
         before, found, after = text.partition(start)
         if found:
@@ -85,7 +95,7 @@ def figure(name: str) -> bytes:
 def lines(table: Table) -> list[str]:
     """Of each arm: published, here, over how many seeds, and how far single epochs swing."""
     found, digits = outcomes(table), table.digits
-    rows = ["| | published | here | n | ± over seeds | single epochs | here - published |", "|---|---|---|---|---|---|---|"]
+    rows = ["| | published | here | n | ± over seeds | last five epochs | the last | here - published |", "|---" * 8 + "|"]
     for arm, published in table.published.items():
         one = found[arm]
         spread = f"{one.spread:.{digits}f}" if len(one.last) > 1 else "-"
@@ -93,7 +103,7 @@ def lines(table: Table) -> list[str]:
         low, high = swing(table, arm)
         rows.append(
             f"| {arm} | {told[0]} | **{one.mean:.{digits}f}** | {len(one.last)} | {spread} | "
-            f"{low:.{digits}f} to {high:.{digits}f} | {told[1]} |"
+            f"{low:.{digits}f} to {high:.{digits}f} | {mean(last_epoch(table, arm).values()):.{digits}f} | {told[1]} |"
         )
     return rows
 
@@ -128,21 +138,44 @@ def swing(table: Table, arm: str) -> tuple[float, float]:
     return min(row[table.metric] for row in rows), max(row[table.metric] for row in rows)
 
 
+def last_epoch(table: Table, arm: str) -> dict[int, float]:
+    """What the last epoch alone says, by seed."""
+    return {run.seed: run.rows[-1][table.metric] for run in runs_in(table.records) if run.arm == arm}
+
+
+def tested(table: Table, arm: str, baseline: str) -> list[str]:
+    """Whether an arm differs from the baseline, seed by seed; p is adjusted for all arms that could be compared so."""
+    found, said = outcomes(table), []
+    for over, figures in {
+        "over the last five epochs": {name: dict(found[name].last) for name in table.published},
+        "in the last epoch alone": {name: last_epoch(table, name) for name in table.published},
+    }.items():
+        others = {name: paired(figures[name], figures[baseline]) for name in table.published if name != baseline}
+        adjusted = dict(zip(others, holm([one.p for one in others.values()]), strict=True))
+        one = others[arm]
+        said.append(f"{over} {one.mean:+.4f} (p = {one.p:.2f}, adjusted {adjusted[arm]:.2f})")
+    return [f"{arm} against {baseline}, by a paired t-test over {one.n} seeds: " + "; ".join(said) + "."]
+
+
 def after_the_reset(records: str) -> list[str]:
     """What is measured at the start of the second task."""
     rows = [
-        "| right after | largest eigenvalue of the Hessian | DfI | SFE, all layers | SFE, mean over layers |",
-        "|---|---|---|---|---|",
+        "| right after | test accuracy | largest Hessian eigenvalue | DfI | SFE, all layers | SFE, mean over layers |",
+        "|---|---|---|---|---|---|",
     ]
     for run in sorted((run for run in runs_in(records) if run.arm in RESET), key=lambda run: RESET.index(run.arm)):
-        found = next(row["measures"] for row in run.rows if (row["task"], row["epoch"]) == (1, 0))
+        start = next(row for row in run.rows if (row["task"], row["epoch"]) == (1, 0))
+        found = start["measures"]
         moved = [value for name, value in found.items() if name.startswith("normalised_squared_frobenius_error/")]
         figures = (found[name] for name in ("hessian_top_eigenvalue", "deviation_from_isometry"))
         error = found["normalised_squared_frobenius_error"]
-        rows.append(
-            f"| {run.arm} | " + " | ".join(f"{figure:.2g}" for figure in figures) + f" | {error:.2f} | "
-            f"{sum(moved) / len(moved):.2f} |"
-        )
+        shown = [
+            f"{start['test_accuracy']:.2f}",
+            *(f"{figure:.2g}" for figure in figures),
+            f"{error:.2f}",
+            f"{mean(moved):.2f}",
+        ]
+        rows.append("| " + " | ".join([run.arm, *shown]) + " |")
     return rows
 
 
@@ -160,9 +193,9 @@ def settings() -> list[str]:
     for run in runs_in(SETTINGS):
         if not run.config.get("grid"):
             continue
-        means = [sum(row[f"{split}_accuracy"] for row in run.rows[-5:]) / 5 for split in ("validation", "test")]
+        means = [mean(row[f"{split}_accuracy"] for row in run.rows[-5:]) for split in ("validation", "test")]
         mark = "**" if run.arm in chosen else ""
-        rows.append(f"| {mark}{run.arm}{mark} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
+        rows.append(f"| {mark}{run.arm}{mark} | " + " | ".join(f"{figure:.3f}" for figure in means) + " |")
     return rows
 
 

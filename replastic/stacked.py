@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -70,9 +71,11 @@ class Stack:
         self.members = [Member(row, learner) for row, learner in enumerate(self.learners)]
         self.device = self.learners[0].device
         self.model = _skeleton(original(self.learners[0].model), _linear_of_one if compiled else _linear)
-        self.learn = (
-            torch.compile(_Epoch.learn, dynamic=False, fullgraph=True, options=_INLINE) if compiled else _Epoch.learn
-        )
+        self.learn: Callable[[_Epoch, Tensor, Tensor], None] = _Epoch.learn
+        if compiled:
+            # The compiler gives up on a function that it has compiled in eight ways: every stack has one of its own.
+            own = FunctionType(_Epoch.learn.__code__.replace(), _Epoch.learn.__globals__)
+            self.learn = torch.compile(own, dynamic=False, fullgraph=True, options=_INLINE)
         for learner in self.learners:
             check_methods(learner.methods)
         self._check()
@@ -233,8 +236,8 @@ class _Epoch:
 
 def _owned(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Gradients that can be written to: autograd may hand out one tensor for two, or one number as many."""
-    if torch.compiler.is_compiling():  # which sees to that by itself
-        return list(gradients)
+    if torch.compiler.is_compiling():  # where copies that are not needed cost nothing
+        return [gradient.clone() for gradient in gradients]
     seen: set[int] = set()
     owned: list[Tensor] = []
     for gradient in gradients:

@@ -32,6 +32,7 @@ WITHOUT_PYTHON = {
     "docs/performance.md",
     "docs/report.md",
     "docs/reproduce.md",
+    "docs/results.md",
 }
 # What may stand on a page and is not run: what was printed, and what installs or takes minutes.
 SHOWN_ONLY = {

@@ -230,8 +230,11 @@ def test_the_results_are_those_of_the_records() -> None:
     for page in results.PAGES:
         text = page.read_text()
         assert results.rendered(text) == text, "run python docs/results.py"
-    page = (ROOT / "docs/results.md").read_text()
-    assert all(f"| {arm} |" in page for table in results.TABLES.values() for arm in table.published)
+    text = "".join(page.read_text() for page in results.PAGES)
+    for marker in results.blocks():
+        assert text.count(f"<!-- {marker} -->") == 1, marker
+    for marker, table in results.TABLES.items():
+        assert all(f"| {arm} |" in between(text, marker) for arm in table.published)
 
 
 def test_the_figures_of_the_results_are_those_of_the_records() -> None:

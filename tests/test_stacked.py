@@ -6,7 +6,7 @@ of a single matrix, which moves the last digits, and nothing else may.
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -168,15 +168,31 @@ def test_all_arms_in_one_stack_are_the_same_as_separate_runs(options: dict, devi
         assert_same_learner(mine, single)
 
 
-def test_a_compiled_stack_is_the_same_as_separate_runs(device: torch.device) -> None:
-    makes = list(ARMS.values())
-    stacked, singles = ([learner_of(make(), device, seed) for seed, make in enumerate(makes)] for _ in range(2))
+@pytest.mark.parametrize(
+    ("names", "batch", "options"),
+    [(ARMS, 1, {}), (["BP", "L2-ER", "CBP"], BATCH, {}), (["BP", "L2"], 1, {"momentum": 0.9, "weight_decay": 1e-2})],
+)
+def test_a_compiled_stack_is_the_same_as_separate_runs(
+    names: Iterable[str], batch: int, options: dict, device: torch.device
+) -> None:
+    makes = [ARMS[name] for name in names]
+    stacked, singles = ([learner_of(make(), device, seed, **options) for seed, make in enumerate(makes)] for _ in range(2))
     data = data_on(device)
-    tasks = [[task_of(data, 20 * number + member, batch=1) for member in range(len(makes))] for number in range(2)]
+    tasks = [[task_of(data, 20 * number + member, batch=batch) for member in range(len(makes))] for number in range(2)]
     figures = train(Stack(stacked, clip=0.5, compiled=True), singles, tasks)
     assert_same_figures(*figures)
     for mine, single in zip(stacked, singles, strict=True):
         assert_same_learner(mine, single)
+
+
+def test_a_process_may_compile_many_stacks(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)
+    data = data_on(device)
+    for members in range(1, 5):
+        learners = [learner_of([], device, seed) for seed in range(members)]
+        stack = Stack(learners, compiled=True)
+        stack.begin([task_of(data, 0, batch=1)] * members)
+        stack.epoch(order_of(0, 0, 0)[:5].expand(members, -1))
 
 
 def test_units_are_really_replaced_and_effective_rank_steps_taken(device: torch.device) -> None:
