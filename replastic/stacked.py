@@ -14,7 +14,6 @@ become, up to the order in which products are added up.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,14 +29,23 @@ from .capture import WARM_UP, beside
 from .learner import Learner
 from .methods.cbp import CBP
 from .methods.er import ER
+from .stacked_checks import (
+    check_alike,
+    check_all_used,
+    check_one_loss,
+    check_orders,
+    check_stackable,
+    checked_tasks,
+    tensors_of,
+)
 from .stacked_methods import Member, StackedCBP, StackedER, StackedSGD, Weights, acting, check_methods, check_optimizer
-from .streams.images import Examples, ImageTask
+from .stacked_samples import gathered, stacked_examples
+from .streams.images import ImageTask
 from .task import Batch
 from .units import original
 
 # A gradient is computed twice, for its norm and for the step, and not kept in between, though it reads from four tensors.
 _INLINE: dict[str, Any] = {"realize_reads_threshold": 16, "realize_opcount_threshold": 100}
-_LOOKED_AT = 32  # samples on which the tasks' losses are compared
 
 
 class Stack:
@@ -86,7 +94,7 @@ class Stack:
         """Begin each member's task: for all but the first a boundary, at which methods act."""
         if len(tasks) != len(self.learners):
             raise ValueError(f"{len(tasks)} tasks for {len(self.learners)} learners: give one each")
-        _checked_tasks(tasks)
+        checked_tasks(tasks)
         for learner, task in zip(self.learners, tasks, strict=True):
             learner.begin(task)
 
@@ -96,23 +104,23 @@ class Stack:
 
         orders: (members, samples): numbers into the samples of each member's task, as `task.order(generator)` draws them.
         """
-        tasks = _checked_tasks([learner.task for learner in self.learners])
+        tasks = checked_tasks([learner.task for learner in self.learners])
         self._check()
-        _check_orders(orders, tasks)
+        check_orders(orders, tasks)
         for learner in self.learners:
             learner.model.train()
         with self._aside(), self._lent() as weights:
             if [*map(id, tasks)] != [*map(id, self._seen)]:
-                _check_one_loss(self.model, weights, tasks)
-                _check_all_used(self.model, weights, tasks[0])
+                check_one_loss(self.model, weights, tasks)
+                check_all_used(self.model, weights, tasks[0])
                 self._seen = tasks
             return _Epoch(self, weights, tasks, orders.to(self.device)).run()
 
     def _check(self) -> None:
         """A method may have changed a model at a boundary, or someone its optimiser."""
-        _check_stackable(original(self.learners[0].model))
+        check_stackable(original(self.learners[0].model))
         for number, learner in enumerate(self.learners):
-            _check_alike(original(self.learners[0].model), original(learner.model), number)
+            check_alike(original(self.learners[0].model), original(learner.model), number)
             check_optimizer(learner)
         if repr(self.model) != repr(original(self.learners[0].model)):
             raise RuntimeError("the models were changed since the stack was made: make a new Stack of their learners")
@@ -124,7 +132,7 @@ class Stack:
         While this lasts each learner's are rows of them, so that whoever acts on a learner acts on the stack. Afterwards
         they are what they were before, with new values: a view of the stack would be saved with the whole of it.
         """
-        several = [_tensors(original(learner.model)) for learner in self.learners]
+        several = [tensors_of(original(learner.model)) for learner in self.learners]
         own = [{name: tensor.data for name, tensor in tensors.items()} for tensors in several]
         weights = {name: torch.stack([tensors[name] for tensors in own]) for name in several[0]}
         for name, weight in weights.items():
@@ -150,7 +158,7 @@ class _Epoch:
         self.stack, self.weights, self.tasks, self.orders = stack, weights, tasks, orders
         members, device = len(stack.members), stack.device
         self.batch, self.task = tasks[0].batch, tasks[0]
-        self.examples = _stacked_examples([task.examples for task in tasks])
+        self.examples = stacked_examples([task.examples for task in tasks])
         self.at = torch.zeros((), dtype=torch.int64, device=device)  # where in the order a replay stands
         self.within = torch.arange(self.batch, device=device)
         self.loss = torch.zeros(members, dtype=torch.float64, device=device)
@@ -170,7 +178,7 @@ class _Epoch:
                 seen += self.batch
                 self._between(seen)
             if seen < samples:  # the odd last batch
-                self.learn(*_gather(self.examples, self.orders[:, seen:]))
+                self.learn(*gathered(self.examples, self.orders[:, seen:]))
                 seen = samples
                 self._between(seen)
         finally:
@@ -192,7 +200,7 @@ class _Epoch:
     def _step(self) -> None:
         """A step that needs nothing from the host: the counter is its own."""
         chosen = self.orders.index_select(1, self.within + self.at)
-        self.stack.learn(self, *_gather(self.examples, chosen))
+        self.stack.learn(self, *gathered(self.examples, chosen))
         self.at.add_(self.batch)
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
@@ -271,140 +279,3 @@ def _linear_of_one(layer: nn.Linear, input: Tensor) -> Tensor:
         return _linear(layer, input)
     outputs = (layer.weight * input.reshape(1, -1)).sum(1)
     return (outputs if layer.bias is None else outputs + layer.bias).reshape(*input.shape[:-1], -1)
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(itertools.chain(model.named_parameters(), model.named_buffers()))
-
-
-def _stacked_examples(several: Sequence[Examples]) -> Examples:
-    """The members' samples as one, with an axis of members in front of all but the images."""
-    images = {examples.images.data_ptr(): examples.images for examples in several}
-    starts = dict(zip(images, itertools.accumulate(map(len, images.values()), initial=0), strict=False))
-    _, height, width, _ = several[0].images.shape
-    straight = torch.arange(height * width, device=several[0].index.device)
-    shuffled = any(examples.pixels is not None for examples in several)
-    return Examples(
-        torch.cat([*images.values()]) if len(images) > 1 else several[0].images,
-        torch.stack([examples.index + starts[examples.images.data_ptr()] for examples in several]),
-        torch.stack([examples.labels for examples in several]),
-        shift=torch.stack([examples.shift for examples in several]),
-        scale=torch.stack([examples.scale for examples in several]),
-        pixels=torch.stack([straight if e.pixels is None else e.pixels for e in several]) if shuffled else None,
-    )
-
-
-def _gather(examples: Examples, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Each member's batch, (members, batch, ...): `Examples.batch` with an axis more."""
-    rows = examples.index.gather(1, chosen)
-    images = examples.images.index_select(0, rows.flatten())
-    if examples.pixels is not None:  # (members, height · width): a pixel's channels move together
-        channels = images.shape[-1]
-        pixels = examples.pixels.view(len(rows), 1, -1, 1).expand(-1, rows.shape[1], -1, channels)
-        images = images.view(*rows.shape, -1, channels).gather(2, pixels)
-    images = images.view(*rows.shape, *examples.images.shape[1:]).permute(0, 1, 4, 2, 3)
-    return (images - examples.shift.unsqueeze(1)) * examples.scale.unsqueeze(1), examples.labels.gather(1, chosen)
-
-
-def _check_stackable(model: nn.Module) -> None:
-    """Raise for what members cannot do side by side."""
-    for name, module in model.named_modules():
-        if getattr(module, "running_mean", None) is not None:
-            raise TypeError(
-                f"{name!r} is a {type(module).__name__}, whose running statistics change as it trains: a stack takes layers "
-                "without, such as LayerNorm. Train this model by itself"
-            )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
-            raise TypeError(
-                f"{name!r} is a {type(module).__name__}({module.p}), and members of a stack cannot each have their own "
-                "random numbers in a step: set its p to 0, or train this model by itself"
-            )
-    pointers = [parameter.data_ptr() for parameter in model.parameters() if parameter.numel()]
-    if len(set(pointers)) < len(pointers):
-        raise TypeError("two parameters of the model are the same memory: tie them by being one, as in a.weight = b.weight")
-
-
-def _check_alike(first: nn.Module, other: nn.Module, number: int) -> None:
-    """Raise unless a learner's model is built like the first one's, and is where that is."""
-    mine, theirs = (
-        {name: (tuple(t.shape), t.dtype, t.device, t.requires_grad) for name, t in _tensors(model).items()}
-        for model in (first, other)
-    )
-    for name in [*mine, *theirs]:
-        if mine.get(name) != theirs.get(name):
-            here, there = (", ".join(map(str, of[name][:3])) if name in of else "missing" for of in (mine, theirs))
-            if here == there:
-                here, there = ("trained" if of[name][3] else "frozen" for of in (mine, theirs))
-            raise ValueError(
-                f"{name!r} is {here} in learner 0 and {there} in learner {number}: stack learners whose models are built "
-                "alike, on one device, with the same layers frozen"
-            )
-    for here, there in zip(repr(first).splitlines(), repr(other).splitlines(), strict=False):
-        if here != there:
-            raise ValueError(
-                f"the model has {here.strip()!r} in learner 0 and {there.strip()!r} in learner {number}: stack learners "
-                "whose models are built alike"
-            )
-
-
-def _checked_tasks(tasks: Sequence[object]) -> list[ImageTask]:
-    """Image tasks of one size; what they show, and in which order, may differ."""
-    known = [task for task in tasks if isinstance(task, ImageTask)]
-    if len(known) < len(tasks):
-        other = next(task for task in tasks if not isinstance(task, ImageTask))
-        raise TypeError(
-            f"a member's task is a {type(other).__name__}: a stack learns image tasks, which stack.begin(tasks) begins, or "
-            "learner.load_state_dict(saved, task) when resuming"
-        )
-    sizes = [(task.batch, len(task.examples), tuple(task.examples.images.shape[1:])) for task in known]
-    if len(set(sizes)) > 1:
-        number = next(number for number, size in enumerate(sizes) if size != sizes[0])
-        raise ValueError(
-            f"learner 0 has batches of {sizes[0][0]} from {sizes[0][1]} images of {sizes[0][2]}, learner {number} of "
-            f"{sizes[number][0]} from {sizes[number][1]} of {sizes[number][2]}: give all members tasks of one size"
-        )
-    return known
-
-
-def _check_orders(orders: Tensor, tasks: Sequence[ImageTask]) -> None:
-    if orders.ndim != 2 or len(orders) != len(tasks) or not orders.shape[1] or orders.dtype != torch.int64:
-        raise ValueError(
-            f"orders are {orders.dtype} of shape {tuple(orders.shape)}: give int64 ({len(tasks)} members, samples), as in "
-            "torch.stack([task.order(generator) for task in tasks])"
-        )
-    samples = len(tasks[0].examples)
-    if not orders.is_cuda and not 0 <= int(orders.min()) <= int(orders.max()) < samples:  # on a GPU nobody waits to look
-        raise ValueError(f"orders go from {int(orders.min())} to {int(orders.max())}, and tasks have {samples} samples")
-
-
-def _check_all_used(model: nn.Module, weights: Weights, task: ImageTask) -> None:
-    """Raise if the loss does not depend on something that is to be trained, as in a layer that is not called."""
-    mine = {name: weight[0].detach().requires_grad_(weight.requires_grad) for name, weight in weights.items()}
-    inputs, targets = task.examples.batch(torch.arange(1, device=task.examples.index.device))
-    loss = task.loss(functional_call(model, mine, (inputs,)), targets)
-    trained = {name: weight for name, weight in mine.items() if weight.requires_grad}
-    for name, gradient in zip(trained, torch.autograd.grad(loss, [*trained.values()], allow_unused=True), strict=True):
-        if gradient is None:
-            raise ValueError(f"the loss does not depend on {name!r}: freeze it with requires_grad_(False)")
-
-
-@torch.no_grad()
-def _check_one_loss(model: nn.Module, weights: Weights, tasks: Sequence[ImageTask]) -> None:
-    """Raise unless the first task's loss and `correct`, called for all members at once, are what each member's own say."""
-    examples = _stacked_examples([task.examples for task in tasks])
-    chosen = torch.arange(min(_LOOKED_AT, len(tasks[0].examples)), device=examples.index.device)
-    inputs, targets = _gather(examples, chosen.expand(len(tasks), -1))
-    outputs = torch.vmap(lambda weights, inputs: functional_call(model, weights, (inputs,)))(weights, inputs)
-    outputs.normal_(generator=torch.Generator(outputs.device).manual_seed(0))  # no class is out of the question
-    for name in ("loss", "correct"):
-        function = getattr(tasks[0], name)
-        together = torch.vmap(function)(outputs, targets).double() if function is not None else None
-        for number, task in enumerate(tasks):
-            mine = getattr(task, name)
-            alone = mine(outputs[number], targets[number]).double() if mine is not None else None
-            same = alone is together if alone is None or together is None else torch.allclose(together[number], alone, 1e-4)
-            if not same:
-                raise ValueError(
-                    f"the task {task.name!r} of learner {number} has another {name} than {tasks[0].name!r} of learner 0, in "
-                    "which other classes count, for example: stack learners whose tasks have the same"
-                )
