@@ -18,15 +18,19 @@ from replastic.record import Run, find_runs, read
 from replastic.report import best, gather
 from replastic.report.charts import chart
 from replastic.report.contents import chapter
+from replastic.report.curves import Moment
 from replastic.report.estimates import holm, paired
 from replastic.report.figures import draw
-from replastic.report.summary import Summary, summarise
+from replastic.report.summary import Summary, summarise, summary_lines
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "experiments/results"
 PAGES = (ROOT / "docs/results.md", ROOT / "docs/reproduce.md", ROOT / "README.md")
 ASSETS = ROOT / "docs/assets"
-FIGURES = {"warm-start-cifar10.png": ("fire-2a-cifar10", "test_accuracy", "last", "Test accuracy after the warm start")}
+FIGURES: dict[str, tuple[str, Moment]] = {  # of which records, at which moments
+    "quick.png": ("quick", "end"),
+    "warm-start-cifar10.png": ("fire-2a-cifar10", "last"),
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def blocks() -> dict[str, list[str]]:
     blocks["settings"] = settings()
     blocks["times"] = times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir())
     blocks["warm-start-short"] = short(TABLES["warm-start-cifar10"])
+    blocks["quick"] = ["```text", *summary_lines(RECORDS / "quick")[0], "```"]
     return blocks
 
 
@@ -83,9 +88,9 @@ def rendered(text: str) -> str:
 
 def figure(name: str) -> bytes:
     """One picture, as the report draws it."""
-    records, metric, moment, title = FIGURES[name]
+    records, moment = FIGURES[name]
     ((study,), _) = gather([RECORDS / records])
-    shown = chart(study, metric, moment, title, "mean")
+    shown = chart(study, study.metric, moment, "Accuracy", "mean")
     assert shown is not None
     with tempfile.TemporaryDirectory() as folder:
         paths = draw(shown, chapter(study).arms, Path(folder))
