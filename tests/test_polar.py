@@ -3,7 +3,7 @@ import math
 import pytest
 import scipy.linalg
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -57,6 +57,7 @@ def allowed_error(condition: float) -> float:
     lead=st.sampled_from([(), (1,), (2, 3)]),
     seed=st.integers(0, 2**16),
 )
+@example(m=3, n=2, log_condition=5.0, lead=(2, 3), seed=0)  # where a Gram matrix alone leaves 1.5e-7
 @settings(max_examples=60, deadline=None)
 def test_exact_is_the_polar_factor_in_float32(m: int, n: int, log_condition: float, lead: tuple, seed: int) -> None:
     torch.manual_seed(seed)

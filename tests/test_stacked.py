@@ -185,14 +185,14 @@ def test_a_compiled_stack_is_the_same_as_separate_runs(
         assert_same_learner(mine, single)
 
 
-def test_a_process_may_compile_many_stacks(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)
+def test_a_process_may_compile_many_stacks(device: torch.device) -> None:
     data = data_on(device)
-    for members in range(1, 5):
-        learners = [learner_of([], device, seed) for seed in range(members)]
-        stack = Stack(learners, compiled=True)
-        stack.begin([task_of(data, 0, batch=1)] * members)
-        stack.epoch(order_of(0, 0, 0)[:5].expand(members, -1))
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for members in range(1, 5):
+            learners = [learner_of([], device, seed) for seed in range(members)]
+            stack = Stack(learners, compiled=True)
+            stack.begin([task_of(data, 0, batch=1)] * members)
+            stack.epoch(order_of(0, 0, 0)[:5].expand(members, -1))
 
 
 def test_units_are_really_replaced_and_effective_rank_steps_taken(device: torch.device) -> None:

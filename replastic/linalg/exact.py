@@ -24,9 +24,9 @@ from torch import Tensor
 from .products import TALL, bound_of_gram, gram, gram_sums, symmetric_product
 from .schedules import Triple, halley_weights, minimax_quintics
 
-# lambda_min/lambda_max below which a Gram matrix in float64 no longer resolves its smallest direction to 1e-7: condition
-# numbers above 3e5.
-_GRAM_FLOOR = 1e-11
+# lambda_min/lambda_max below which a Gram matrix in float64 no longer resolves its smallest direction to 1e-7, for what it
+# loses there is eps of the largest: condition numbers above 3e4.
+_GRAM_FLOOR = 1e-9
 _HALLEY_FROM = 2048
 _HALLEY_BATCH_FROM, _HALLEY_BATCH = 768, 12  # factorisations of a batch run side by side
 _CHUNK = 2**21  # entries
