@@ -2,6 +2,7 @@
 
     python benchmarks/training.py                 # on what the machine has; writes benchmarks/results/training-<device>.json
     python benchmarks/training.py --only plain here --rounds 2     # some of the ways, nothing written
+    python benchmarks/training.py --online        # batches of one alone; the rest of the record stays as it is
     python benchmarks/training.py --write-docs    # the table of docs, from the committed records
 
 All train the same network on images of CIFAR's shape in batches of 256 with Adam, clipping and cross-entropy. "plain" is as
@@ -332,10 +333,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=list(WAYS))
     parser.add_argument("--rounds", type=int, default=ROUNDS[KIND])
+    parser.add_argument("--online", action="store_true", help="measure batches of one alone")
     parser.add_argument("--write-docs", action="store_true")
     given = parser.parse_args()
+    path = RESULTS / f"training-{KIND}.json"
     if given.write_docs:
         PAGE.write_text(rendered(PAGE.read_text()))
+        return
+    if given.online:
+        record = json.loads(path.read_text())
+        if record["hardware"] != (now := hardware()):
+            raise SystemExit(f"{path.name} is of {record['hardware']}, and this is {now}: measure all, without --online")
+        path.write_text(json.dumps({**record, "online": online(min(given.rounds, 3))}, indent=1) + "\n")
         return
     record = {
         "hardware": hardware(),
@@ -346,7 +355,7 @@ def main() -> None:
     if given.only is None:
         record["online"] = online(min(given.rounds, 3))
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"training-{KIND}.json").write_text(json.dumps(record, indent=1) + "\n")
+        path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

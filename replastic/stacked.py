@@ -39,7 +39,8 @@ from .stacked_checks import (
     tensors_of,
 )
 from .stacked_methods import Member, StackedCBP, StackedER, StackedSGD, Weights, acting, check_methods, check_optimizer
-from .stacked_samples import gathered, stacked_examples
+from .stacked_rank_one import OPTIONS, RankOne
+from .stacked_samples import gathered, of_any_number, stacked_examples
 from .streams.images import ImageTask
 from .task import Batch
 from .units import original
@@ -78,12 +79,11 @@ class Stack:
         self.clip = clip
         self.members = [Member(row, learner) for row, learner in enumerate(self.learners)]
         self.device = self.learners[0].device
-        self.model = _skeleton(original(self.learners[0].model), _linear_of_one if compiled else _linear)
-        self.learn: Callable[[_Epoch, Tensor, Tensor], None] = _Epoch.learn
+        self.model = _skeleton(original(self.learners[0].model))
+        self.rank_one = RankOne(self.model) if compiled else None
+        self.steps = [_Epoch.step]
         if compiled:
-            # The compiler gives up on a function that it has compiled in eight ways: every stack has one of its own.
-            own = FunctionType(_Epoch.learn.__code__.replace(), _Epoch.learn.__globals__)
-            self.learn = torch.compile(own, dynamic=False, fullgraph=True, options=_INLINE)
+            self.steps = [_compiled(_Epoch.step, options, self.device) for options in (_INLINE, OPTIONS)]
         for learner in self.learners:
             check_methods(learner.methods)
         self._check()
@@ -159,15 +159,20 @@ class _Epoch:
         members, device = len(stack.members), stack.device
         self.batch, self.task = tasks[0].batch, tasks[0]
         self.examples = stacked_examples([task.examples for task in tasks])
-        self.at = torch.zeros((), dtype=torch.int64, device=device)  # where in the order a replay stands
+        self.at = torch.zeros(members, 1, dtype=torch.int64, device=device)  # where in the order a replay stands
         self.within = torch.arange(self.batch, device=device)
         self.loss = torch.zeros(members, dtype=torch.float64, device=device)
         self.right = torch.zeros(members, dtype=torch.int64, device=device)
         self.trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        self.rule = StackedSGD(stack.members, self.trained, stack.clip)
+        if stack.rank_one is not None:
+            self.examples, self.orders = of_any_number(self.examples, orders)
+        one = stack.rank_one
+        self.rank_one = one if one is not None and self.rule.plain and one.applies(weights, tasks[0]) else None
+        self.taken = stack.steps[self.rank_one is not None]
         cbp, er = acting(stack.members, CBP), acting(stack.members, ER)
         self.cbp = StackedCBP(stack.model, weights, cbp) if cbp else None
         self.er = StackedER(stack.model, weights, er, tasks, orders) if er else None
-        self.rule = StackedSGD(stack.members, self.trained, stack.clip)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self) -> dict[str, Tensor]:
@@ -191,37 +196,44 @@ class _Epoch:
         if stream is not None and number == WARM_UP:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=stream):
-                self._step()
+                self.taken(self)
         if self.graph is not None:
             self.graph.replay()
         else:
-            self._step()
+            self.taken(self)
 
-    def _step(self) -> None:
-        """A step that needs nothing from the host: the counter is its own."""
-        chosen = self.orders.index_select(1, self.within + self.at)
-        self.stack.learn(self, *gathered(self.examples, chosen))
+    def step(self) -> None:
+        """A step that needs nothing from the host: the counter is its own, one for each member, as all that is added up."""
+        self.learn(*gathered(self.examples, self.orders.gather(1, self.at + self.within)))
         self.at.add_(self.batch)
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One step of every member on its own samples, (members, batch, ...)."""
-        trained = {name: weight.detach() for name, weight in self.trained.items()}
-        fixed = {name: weight for name, weight in self.weights.items() if name not in trained}
-        found = torch.vmap(torch.func.grad(self._one, has_aux=True))(trained, fixed, inputs, targets)
-        gradients, (losses, right, activity) = found
+        asked = self.trained if self.rank_one is None else self.rank_one.biases
+        given = {name: weight.detach() for name, weight in self.weights.items()}
+        wanted, fixed = {name: given.pop(name) for name in asked}, given
+        found = torch.vmap(torch.func.grad(self._one, has_aux=True))(wanted, fixed, inputs, targets)
+        gradients, (losses, right, activity, seen) = found
         with torch.no_grad():
-            self.rule.step_(_owned([*gradients.values()]))
+            if self.rank_one is None:
+                self.rule.step_(_owned([*gradients.values()]))
+            else:
+                norms = self.rank_one.norms(self.trained, gradients, seen, self.rule.l2)
+                self.rule.step_(self.rank_one.gradients(self.trained, gradients, seen), norms)
             if self.cbp is not None:
                 self.cbp.observe(activity)
             self.loss.add_(losses, alpha=targets.shape[1])
             self.right.add_(right)
 
-    def _one(self, trained: Weights, fixed: Weights, inputs: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss of one member; and with it correct answers and, for CBP, the units' activity."""
-        outputs = functional_call(self.stack.model, {**trained, **fixed}, (inputs,))
+    def _one(self, wanted: Weights, fixed: Weights, inputs: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        """The loss of one member; with it correct answers, the units' activity for CBP, what layers saw for `RankOne`."""
+        if self.rank_one is not None:
+            self.rank_one.listen()
+        outputs = functional_call(self.stack.model, {**wanted, **fixed}, (inputs,))
         loss, nothing = self.task.loss(outputs, targets), torch.zeros((), dtype=torch.int64, device=targets.device)
         right = self.task.correct(outputs, targets).sum() if self.task.correct is not None else nothing
-        return loss, (loss, right, self.cbp.activity() if self.cbp is not None else nothing)
+        activity = self.cbp.activity() if self.cbp is not None else nothing
+        return loss, (loss, right, activity, self.rank_one.heard() if self.rank_one is not None else {})
 
     def _between(self, seen: int) -> None:
         """What is rare, or for the host to decide, in the order of the methods."""
@@ -255,12 +267,21 @@ def _owned(gradients: Sequence[Tensor]) -> list[Tensor]:
     return owned
 
 
-def _skeleton(model: nn.Module, linear: Callable[[nn.Linear, Tensor], Tensor]) -> nn.Module:
+def _compiled(step: Callable[[_Epoch], None], options: dict[str, Any], device: torch.device) -> Callable[[_Epoch], None]:
+    """The compiler gives up on a function that it has compiled in eight ways: every stack has functions of its own."""
+    own = FunctionType(step.__code__.replace(), step.__globals__)
+    if device.type == "cpu" and torch.__version__ < "2.13":
+        # What torch 2.11 fuses for a CPU may read a weight after its update. CUDA is not affected.
+        options = {**options, "max_fusion_size": 1}
+    return torch.compile(own, dynamic=False, fullgraph=True, options=options)
+
+
+def _skeleton(model: nn.Module) -> nn.Module:
     """A copy of the model to be called with stacked weights; hooks on the model itself never see those."""
     skeleton = copy.deepcopy(model).train()
     for module in skeleton.modules():
         if type(module) is nn.Linear:
-            module.forward = partial(linear, module)  # pyright: ignore[reportAttributeAccessIssue]
+            module.forward = partial(_linear, module)  # pyright: ignore[reportAttributeAccessIssue]
     return skeleton
 
 
@@ -269,13 +290,4 @@ def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
     and adding those to weights costs several times what it should."""
     samples = input.reshape(-1, input.shape[-1])
     outputs = (layer.weight @ samples.mT).mT
-    return (outputs if layer.bias is None else outputs + layer.bias).reshape(*input.shape[:-1], -1)
-
-
-def _linear_of_one(layer: nn.Linear, input: Tensor) -> Tensor:
-    """The same for a single sample in the words of a compiler: it makes one kernel of product and sum, and of the gradient,
-    which is a product of two numbers at each place, nothing that is ever written to memory."""
-    if input.numel() != input.shape[-1]:
-        return _linear(layer, input)
-    outputs = (layer.weight * input.reshape(1, -1)).sum(1)
     return (outputs if layer.bias is None else outputs + layer.bias).reshape(*input.shape[:-1], -1)

@@ -134,10 +134,18 @@ class StackedSGD:
         state["momentum_buffer"] = row.copy_(own)
         self.own.append((state, own, row))
 
-    def step_(self, gradients: Sequence[Tensor]) -> None:
-        """Gradients are of the loss alone, (members, *shape) each, and are written to."""
+    @property
+    def plain(self) -> bool:
+        """Neither momentum nor decay."""
+        return not self.decaying and self.buffers is None
+
+    def step_(self, gradients: Sequence[Tensor], norms: Tensor | None = None) -> None:
+        """Gradients are of the loss alone, (members, *shape) each, and are written to.
+
+        norms: (members, 1), of gradients and L2's part together, if they are known.
+        """
         gradients = self.l2.added(gradients, self.weights)
-        shrink = self._clipping(gradients)
+        shrink = self._clipping(gradients, norms)
         if self.decaying or self.buffers is not None:
             gradients = [self._directed(number, gradient, shrink) for number, gradient in enumerate(gradients)]
             shrink = None
@@ -145,12 +153,13 @@ class StackedSGD:
         for number, (weight, gradient) in enumerate(zip(self.weights, gradients, strict=True)):
             weight.addcmul_(gradient, column(factors[:, number], weight))
 
-    def _clipping(self, gradients: Sequence[Tensor]) -> Tensor | None:
+    def _clipping(self, gradients: Sequence[Tensor], norms: Tensor | None) -> Tensor | None:
         """(members, 1): by what torch.nn.utils.clip_grad_norm_ would multiply each member's gradients."""
         if self.clip is None:
             return None
-        norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients], 1)
-        return (self.clip / (torch.linalg.vector_norm(norms, dim=1, keepdim=True) + _EPSILON)).clamp(max=1)
+        each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients] if norms is None else []
+        whole = torch.linalg.vector_norm(torch.stack(each, 1), dim=1, keepdim=True) if norms is None else norms
+        return (self.clip / (whole + _EPSILON)).clamp(max=1)
 
     def _directed(self, number: int, gradient: Tensor, shrink: Tensor | None) -> Tensor:
         """The clipped gradient with decay, and what momentum makes of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,3 +39,15 @@ def gathered(examples: Examples, chosen: Tensor) -> tuple[Tensor, Tensor]:
         images = images.view(*rows.shape, -1, channels).gather(2, pixels)
     images = images.view(*rows.shape, *examples.images.shape[1:]).permute(0, 1, 4, 2, 3)
     return (images - examples.shift.unsqueeze(1)) * examples.scale.unsqueeze(1), examples.labels.gather(1, chosen)
+
+
+def of_any_number(examples: Examples, orders: Tensor) -> tuple[Examples, Tensor]:
+    """The same for compiled code, which then serves tasks of all sizes and is not made anew for each."""
+
+    def alias(tensor: Tensor, axis: int) -> Tensor:
+        view = tensor.view_as(tensor)  # who gave the tensor may save it, and would save the mark
+        torch._dynamo.maybe_mark_dynamic(view, axis)
+        return view
+
+    index, labels, images = alias(examples.index, 1), alias(examples.labels, 1), alias(examples.images, 0)
+    return replace(examples, index=index, labels=labels, images=images), alias(orders, 1)

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,9 @@ def test_stacked_runs_are_the_runs_alone_each_in_its_folder(tmp_path: Path) -> N
             assert paths == {"eager" if arm == "ReDo" else "stacked"}
 
 
-def test_stacked_runs_that_were_stopped_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacked_runs_that_were_stopped_go_on(tmp_path: Path) -> None:
     finished(tmp_path / "whole", stacked("stacked"))
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=_killed_after, args=(tmp_path / "stopped", 9))
-    child.start()
-    child.join(60)
+    in_a_fork(_killed_after, tmp_path / "stopped", 9)
     positions = [load_checkpoint(folder)[0] for folder in find_runs(tmp_path / "stopped") if "ReDo" not in str(folder)]
     assert len({tuple(position.values()) for position in positions}) == 2  # it was in the middle of saving them
     assert set(finished(tmp_path / "stopped", stacked("stacked")).values()) == {"finished"}
@@ -54,6 +52,14 @@ def test_stacked_runs_that_were_stopped_go_on(tmp_path: Path, monkeypatch: pytes
         one, other = read(folder).rows, read(tmp_path / "stopped" / folder.relative_to(tmp_path / "whole")).rows
         for row, wanted in zip(one, other, strict=True):
             assert row.get("loss", 0) == pytest.approx(wanted.get("loss", 0), rel=1e-4)
+
+
+def in_a_fork(work: Callable[..., None], *given: Any) -> None:
+    if torch.cuda.is_initialized():
+        pytest.skip("a process that uses CUDA cannot be forked: run this test by itself")
+    child = multiprocessing.get_context("fork").Process(target=work, args=given)
+    child.start()
+    child.join(60)
 
 
 def _killed_after(out: Path, saves: int) -> None:
@@ -104,9 +110,7 @@ def test_an_arms_own_clipping_and_precision_hold_in_a_stack_too(tmp_path: Path) 
 
 
 def test_stacked_runs_leave_torchs_random_state_as_it_was(tmp_path: Path) -> None:
-    child = multiprocessing.get_context("fork").Process(target=_killed_after, args=(tmp_path / "stopped", 3))
-    child.start()
-    child.join(60)
+    in_a_fork(_killed_after, tmp_path / "stopped", 3)
     torch.rand(100)
     state = torch.get_rng_state()
     assert set(finished(tmp_path / "stopped", stacked("stacked")).values()) == {"finished"}  # they load theirs

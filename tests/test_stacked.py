@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import replastic as rp
 from replastic.models import CNN, MLP
 from replastic.stacked import Stack
+from replastic.stacked_methods import StackedL2
 from replastic.streams.images import ImageData, ImageTask, Split, examples_of, image_task, shuffled
 
 SAMPLES, BATCH, CLASSES = 23, 2, 4  # the last batch of an epoch is an odd one
@@ -183,6 +184,97 @@ def test_a_compiled_stack_is_the_same_as_separate_runs(
     assert_same_figures(*figures)
     for mine, single in zip(stacked, singles, strict=True):
         assert_same_learner(mine, single)
+
+
+@pytest.mark.parametrize(("clip", "strength"), [(None, 1e-2), (1e3, 1e-2), (0.5, 3.0)])
+def test_single_samples_are_clipped_by_the_norm_of_loss_and_penalty_in_a_compiled_stack(
+    clip: float | None, strength: float, device: torch.device
+) -> None:
+    makes = [list, lambda: [rp.L2(strength)], list, lambda: [rp.L2(strength / 2)]]
+    stacked, singles = ([learner_of(make(), device, seed) for seed, make in enumerate(makes)] for _ in range(2))
+    stack, data = Stack(stacked, clip=clip, compiled=True), data_on(device)
+    figures = train(stack, singles, [[task_of(data, member, batch=1) for member in range(len(makes))]])
+    assert_same_figures(*figures)
+    for mine, single in zip(stacked, singles, strict=True):
+        assert_same_learner(mine, single)
+
+
+class Used(nn.Module):
+    """Linear layers, and one that is used in another way than to be called once."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(16, 9), nn.Linear(9, 9), nn.Linear(9, CLASSES)
+        self.norm = nn.LayerNorm(9) if how == "norm" else nn.Identity()
+        self.other = nn.Linear(9, 9, bias=how != "no bias")
+        self.how = how
+        if how == "tied":
+            self.other.weight = self.inner.weight
+        if how == "frozen weight":
+            self.other.weight.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.norm(self.inner(self.first(inputs.flatten(1)).relu())).relu()
+        if self.how == "called twice":
+            hidden = self.inner(hidden).relu()
+        if self.how == "read":
+            hidden = hidden @ self.inner.weight
+        return self.last(self.other(hidden).relu())
+
+
+def using(how: str, device: torch.device, methods: list[rp.Method], seed: int = 0) -> rp.Learner:
+    torch.manual_seed(seed)
+    model = Used(how).to(device, torch.float64)
+    return rp.Learner(model, torch.optim.SGD(model.parameters(), lr=0.05), methods=methods, seed=seed)
+
+
+@pytest.mark.parametrize("how", ["once", "called twice", "tied", "read", "norm", "no bias", "frozen weight"])
+def test_layers_that_are_called_once_and_nothing_else_have_gradients_of_rank_one(how: str, device: torch.device) -> None:
+    stack, task = Stack([using(how, device, [])], compiled=True), task_of(data_on(device), 1, batch=1)
+    assert stack.rank_one is not None
+    with stack._lent() as weights:
+        assert stack.rank_one.applies(weights, task) is (how == "once")
+        assert not stack.rank_one.applies(weights, replace(task, batch=2))
+
+
+@pytest.mark.parametrize("how", ["once", "called twice"])
+def test_a_compiled_stack_learns_the_same_however_its_layers_are_used(how: str, device: torch.device) -> None:
+    makes = [list, ARMS["L2"]]
+    stacked, singles = ([using(how, device, make(), seed) for seed, make in enumerate(makes)] for _ in range(2))
+    stack, data = Stack(stacked, clip=0.3, compiled=True), data_on(device)
+    figures = train(stack, singles, [[task_of(data, member, batch=1) for member in range(2)]])
+    assert_same_figures(*figures)
+    for mine, single in zip(stacked, singles, strict=True):
+        assert_same_learner(mine, single)
+
+
+def test_the_norm_of_loss_and_penalty_is_exact_in_float32(device: torch.device) -> None:
+    """Also where the penalty is as large as the gradient and against it."""
+    torch.manual_seed(0)
+    model = MLP(784, [300], 10).to(device)
+    learner = rp.Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=[rp.L2(1e-3)])
+    stack = Stack([learner], clip=0.5, compiled=True)
+    l2 = StackedL2(stack.members, next(model.parameters()))
+    assert stack.rank_one is not None
+    stack.rank_one.layers = ["1"]
+    weight = 30 * torch.randn(300, 784, device=device) / (300 * 784) ** 0.5
+    v, bias = torch.randn(784, device=device), torch.zeros(300, device=device)
+    y = weight @ v
+    for against in (0.0, 0.5, 1.0, 2.0):
+        u = -against * 1e-3 * y / v.square().sum()  # at 1 the nearest to -λ W that a product of vectors can come
+        gradient = torch.cat([u.double()[:, None] * v.double() + 1e-3 * weight.double(), u.double()[:, None]], 1)
+        trained = {"1.weight": weight[None], "1.bias": bias[None]}
+        found = stack.rank_one.norms(trained, {"1.bias": u[None]}, {"1": (v[None], y[None])}, l2)
+        assert found.item() == pytest.approx(gradient.norm().item(), rel=1e-6)
+
+
+def test_a_compiled_stack_takes_tasks_of_many_sizes(device: torch.device) -> None:
+    """Which is not to compile for each of them."""
+    stack = Stack([learner_of([], device, seed) for seed in range(2)], compiled=True)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for samples in range(5, 12):
+            stack.begin([task_of(data_on(device, samples), 1, batch=1)] * 2)
+            stack.epoch(torch.arange(samples).expand(2, -1))
 
 
 def test_a_process_may_compile_many_stacks(device: torch.device) -> None:
