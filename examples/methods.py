@@ -25,6 +25,7 @@ SHOWN = (1, 2, 4, 8, 12)
 ARMS: dict[str, Callable[[], Any]] = {
     "train on": lambda: [],
     "fire": lambda: rp.FIRE(),
+    "fire_on_alarm": lambda: rp.FIREOnAlarm(every=50),  # as in watch.py
     "full_reset": lambda: rp.FullReset(),
     "layer_reset": lambda: rp.LayerReset(),
     "shrink_and_perturb": lambda: rp.ShrinkAndPerturb(),

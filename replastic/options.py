@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import json
@@ -34,12 +35,19 @@ def check_options(
 
 def options_of(made_by: Callable[..., Any], given: Sequence[str] = ()) -> dict[str, tuple[Any, bool]]:
     """The arguments that a file may set: their types, and whether they must be."""
-    hints = get_type_hints(made_by.__init__ if inspect.isclass(made_by) else made_by)
+    hints = hints_of(made_by)
     return {
         name: (hints.get(name, Any), argument.default is argument.empty)
         for name, argument in inspect.signature(made_by).parameters.items()
         if name not in given
     }
+
+
+def hints_of(made_by: Callable[..., Any]) -> dict[str, Any]:
+    """The types of its arguments. Those of a dataclass are looked up where each field was written."""
+    if dataclasses.is_dataclass(made_by):
+        return get_type_hints(made_by)
+    return get_type_hints(made_by.__init__ if inspect.isclass(made_by) else made_by)
 
 
 def with_defaults(made_by: Callable[..., Any], options: Mapping[str, Any], given: Sequence[str] = ()) -> dict[str, Any]:

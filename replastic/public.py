@@ -26,6 +26,7 @@ from .methods import L2 as L2
 from .methods import METHODS as METHODS
 from .methods import SNR as SNR
 from .methods import SWR as SWR
+from .methods import FIREOnAlarm as FIREOnAlarm
 from .methods import FireReport as FireReport
 from .methods import FullReset as FullReset
 from .methods import HareAndTortoise as HareAndTortoise

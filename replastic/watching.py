@@ -144,13 +144,13 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the history stays behind."""
-        return {"calls": self.calls, "lowest": dict(self.lowest), "recent": list(self._recent)}
+        return {"calls": self.calls, "lowest": dict(self.lowest), "recent": list(self._recent), "due": self._tap.on}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        if not {"calls", "lowest", "recent"} <= set(saved):
+        if not {"calls", "lowest", "recent", "due"} <= set(saved):
             raise ValueError(
-                f"this is no state of a watch: it has {', '.join(saved) or 'nothing'}, not calls, lowest, recent"
+                f"this is no state of a watch: it has {', '.join(saved) or 'nothing'}, not calls, lowest, recent, due"
             )
         sizes = {name: group.size for name, group in self._tap.groups.items()}
         looks = [{name: len(units) for name, units in look.items()} for look in saved["recent"]]
@@ -159,7 +159,7 @@ class Watch:
         self.calls, self.lowest = saved["calls"], dict(saved["lowest"])
         device = next(iter(self._tap.groups.values())).columns.device
         self._recent = deque(moved(saved["recent"], None, device), maxlen=self.looks)
-        self._tap.on = (self.calls + 1) % self.every == 0
+        self._tap.on = saved["due"]  # a look may be waiting for a larger batch
 
     def close(self) -> None:
         """Take the hooks off the model."""

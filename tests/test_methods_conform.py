@@ -32,6 +32,11 @@ class Case:
 
 CASES: dict[str, Case] = {
     "fire": Case(lambda: rp.FIRE()),
+    "fire_on_alarm": Case(
+        lambda: METHODS["fire_on_alarm"](every=1, looks=2, threshold=0),
+        lambda: METHODS["fire_on_alarm"](every=1000),
+        idle=("nature-cnn",),  # its batches have too few samples to look at
+    ),
     "full_reset": Case(lambda: METHODS["full_reset"]()),
     "layer_reset": Case(lambda: METHODS["layer_reset"](), refuses=("gpt",)),  # its head is the embedding
     "shrink_and_perturb": Case(

@@ -191,6 +191,24 @@ def test_stop_and_resume_goes_on_as_if_never_stopped() -> None:
     assert run(resumed=True) == run(resumed=False) != []
 
 
+def test_a_look_that_waits_for_a_larger_batch_waits_on_after_a_resume() -> None:
+    def run(resumed: bool) -> list[int]:
+        torch.manual_seed(1)
+        net = mlp()
+        watcher = rp.watch(net, every=4, looks=1)
+        for number in range(8):
+            if number == 5 and resumed:
+                saved = copy.deepcopy(watcher.state_dict())
+                watcher.close()
+                watcher = rp.watch(net, every=4, looks=1)
+                watcher.load_state_dict(saved)
+            net(torch.randn(32 if number > 5 else 1, 4)).sum().backward()  # one sample tells nothing
+            watcher.should_restore()
+        return [look.call for look in watcher.history]
+
+    assert run(resumed=True) == run(resumed=False) == [7, 8]
+
+
 def test_a_compiled_model_is_watched() -> None:
     net = mlp()
     compiled = torch.compile(net, backend="eager")

@@ -9,11 +9,11 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from tyro.conf import Positional, arg
 
-from ..options import OptionError, nearest
+from ..options import OptionError, hints_of, nearest
 from .command import Command
 from .console import print_line, print_table
 from .shipped import shipped
@@ -90,7 +90,7 @@ def settings(made: Callable[..., Any]) -> list[tuple[str, str, str]]:
     """Every setting of a method: its name, its default, and the comment behind it in the source."""
     comments = _comments(made)
     signature = inspect.signature(made)
-    hints = get_type_hints(made.__init__ if inspect.isclass(made) else made)
+    hints = hints_of(made)
     rows = []
     for name, argument in signature.parameters.items():
         default = "required" if argument.default is argument.empty else repr(argument.default)

@@ -10,6 +10,7 @@ from .er import l2_er as l2_er
 from .fire import FIRE as FIRE
 from .fire import FireReport as FireReport
 from .fire import fire_ as fire_
+from .fire_on_alarm import FIREOnAlarm as FIREOnAlarm
 from .hare_and_tortoise import HareAndTortoise as HareAndTortoise
 from .l2 import L2 as L2
 from .l2_init import L2Init as L2Init
@@ -39,6 +40,7 @@ from .weight_clipping import WeightClipping as WeightClipping
 # A name gives a class, or a function that returns a list of methods.
 METHODS: dict[str, Callable[..., Any]] = {
     "fire": FIRE,
+    "fire_on_alarm": FIREOnAlarm,
     "full_reset": FullReset,
     "layer_reset": LayerReset,
     "shrink_and_perturb": ShrinkAndPerturb,
