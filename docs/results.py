@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from replastic.record import Run, find_runs, read
 from replastic.report import best, gather
@@ -30,6 +31,8 @@ ASSETS = ROOT / "docs/assets"
 FIGURES: dict[str, tuple[str, Moment]] = {  # of which records, at which moments
     "quick.png": ("quick", "end"),
     "warm-start-cifar10.png": ("fire-2a-cifar10", "last"),
+    "iterations-cifar10.png": ("fire-5a-7-cifar10", "last"),
+    "alarm.png": ("watch-random-labels-mnist", "end"),
 }
 
 
@@ -48,8 +51,10 @@ TABLES = {
     "warm-start-cifar10": Table(
         "fire-2a-cifar10",
         {"full reset": 0.847, "FIRE": 0.829, "FIRE, exact": None, "DASH": 0.826, "Parseval": 0.826, "S&P": 0.804,
-         "L2 Init": 0.793, "Muon": 0.784, "SWR": None, "ReDo": 0.779, "SNR": 0.775, "CBP": 0.775, "base": 0.778},
+         "L2 Init": 0.793, "Muon": 0.784, "SWR": None, "L2-ER": None, "ReDo": 0.779, "SNR": 0.775, "CBP": 0.775,
+         "base": 0.778},
     ),
+    "warm-start-cifar100": Table("fire-2a-cifar100", {"FIRE": 0.325, "base": 0.277}),
     "swr-table-1-mnist": Table(
         "swr-table-1-mnist", {"vanilla": 0.9789, "L2": 0.9795, "L2 Init": 0.9793, "SWR": 0.9822}, 4
     ),
@@ -58,8 +63,11 @@ TABLES = {
         {"vanilla": 0.9798, "L2": 0.9811, "L2 Init": 0.9811, "SWR": 0.9796, "SWR + re-init": 0.9829}, 4
     ),
 }  # fmt: skip
-RESET = ("base", "FIRE", "FIRE, exact", "S&P", "DASH", "full reset")  # in figure 5b, and what FIRE is beside
+RESET = ("base", "FIRE", "FIRE, exact", "FIRE, everything", "FIRE, everything, exact", "S&P", "DASH", "full reset")
 SETTINGS = "fire-2a-cifar10-settings"
+ITERATIONS = ("FIRE, steps=1", "FIRE, steps=5", "FIRE", "FIRE, steps=20", "FIRE, quintic", "FIRE, Muon's coefficients")
+BY_STEP = (1, 2, 3, 4, 5, 7, 10, 15, 20)
+COSTS = {"S&P": (0.002, 27), "FIRE": (0.06, 55), "DASH": (69, 2834)}  # published: seconds and MB, on a TITAN RTX
 
 
 @cache
@@ -69,6 +77,13 @@ def blocks() -> dict[str, list[str]]:
     blocks["swr-tested"] = tested(TABLES["swr-table-1-mnist"], "SWR", "vanilla")
     blocks["train-accuracy"] = train_accuracy("fire-2a-cifar10")
     blocks["after-the-reset"] = after_the_reset("fire-2a-cifar10")
+    blocks["after-the-reset-in-training"] = after_the_reset("fire-5b-cifar10")
+    blocks["after-the-reset-cifar100"] = after_the_reset("fire-2a-cifar100")
+    blocks["iterations"] = iterations("fire-2a-cifar10", "fire-5a-7-cifar10")
+    blocks["by-step"] = by_step("fire-6-cifar10")
+    blocks["costs"] = costs()
+    blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
+    blocks["alarm"] = alarm("watch-random-labels-mnist")
     blocks["settings"] = settings()
     blocks["times"] = times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir())
     blocks["warm-start-short"] = short(TABLES["warm-start-cifar10"])
@@ -169,7 +184,7 @@ def after_the_reset(records: str) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for run in sorted((run for run in runs_in(records) if run.arm in RESET), key=lambda run: RESET.index(run.arm)):
-        start = next(row for row in run.rows if (row["task"], row["epoch"]) == (1, 0))
+        start = start_of_second(run)
         found = start["measures"]
         moved = [value for name, value in found.items() if name.startswith("normalised_squared_frobenius_error/")]
         figures = (found[name] for name in ("hessian_top_eigenvalue", "deviation_from_isometry"))
@@ -182,6 +197,48 @@ def after_the_reset(records: str) -> list[str]:
         ]
         rows.append("| " + " | ".join([run.arm, *shown]) + " |")
     return rows
+
+
+def iterations(*records: str) -> list[str]:
+    """FIRE by the number of steps and by coefficients: what comes out at the end, and how far from an isometry it began."""
+    rows = ["| | here | last five epochs | right after the reset: DfI | SFE |", "|---|---|---|---|---|"]
+    runs = {run.arm: run for one in records for run in runs_in(one)}
+    for arm in ITERATIONS:
+        last = [row["test_accuracy"] for row in runs[arm].rows[-5:]]
+        found = start_of_second(runs[arm])["measures"]
+        rows.append(
+            f"| {arm if arm != 'FIRE' else 'FIRE, steps=10'} | **{mean(last):.3f}** | {min(last):.3f} to {max(last):.3f} | "
+            f"{found['deviation_from_isometry']:.2g} | {found['normalised_squared_frobenius_error']:.3f} |"
+        )
+    return rows
+
+
+def by_step(records: str) -> list[str]:
+    """DfI and SFE after so many steps."""
+    runs = {run.arm: start_of_second(run)["measures"] for run in runs_in(records) if run.config["tasks"] is None}
+    chosen = [runs[f"FIRE, steps={steps}"] for steps in BY_STEP]
+    rows = ["| steps | " + " | ".join(map(str, BY_STEP)) + " |", "|---" * (len(BY_STEP) + 1) + "|"]
+    for label, name, digits in (
+        ("DfI", "deviation_from_isometry", ".2g"),
+        ("SFE", "squared_frobenius_error", ".0f"),
+        ("SFE, normalised", "normalised_squared_frobenius_error", ".3f"),
+    ):
+        rows.append(f"| {label} | " + " | ".join(f"{found[name]:{digits}}" for found in chosen) + " |")
+    return rows
+
+
+def costs() -> list[str]:
+    """Time and memory of a boundary, beside what is published."""
+    rows = ["| | seconds, published | here | MB, published | here |", "|---|---|---|---|---|"]
+    for line in map(json.loads, (RECORDS / "fire-table-1.jsonl").read_text().splitlines()):
+        seconds, megabytes = COSTS[line["method"]]
+        rows.append(f"| {line['method']} | {seconds} | {line['seconds']:.2g} | {megabytes} | {line['megabytes']:.0f} |")
+    return rows
+
+
+def start_of_second(run: Run) -> Mapping[str, Any]:
+    """The row right after the first boundary."""
+    return next(row for row in run.rows if (row["task"], row["epoch"]) == (1, 0))
 
 
 def train_accuracy(records: str) -> list[str]:
@@ -204,14 +261,46 @@ def settings() -> list[str]:
     return rows
 
 
+def chosen(records: str) -> list[str]:
+    """Arms, and of those that are grids the point that held-out images choose."""
+    points = {one.arm: name for name, one in best(RECORDS / records).items()}
+    grids = {run.arm for run in runs_in(records) if run.config.get("grid")}
+    rows = ["| | chosen of the grid | here | n | ± over seeds |", "|---|---|---|---|---|"]
+    for name, one in outcomes(Table(records, {})).items():
+        if name in points or name not in grids:
+            arm, _, point = name.partition(", ") if name in points else (name, "", "")
+            rows.append(f"| {arm} | {point or '-'} | **{one.mean:.4f}** | {len(one.last)} | {one.spread:.4f} |")
+    return rows
+
+
+def alarm(records: str) -> list[str]:
+    """FIRE told of boundaries, and told of none."""
+    table = Table(records, {}, metric="train_accuracy")
+    calls = mean(len(steps) for steps in json.loads((RECORDS / records / "alarms.json").read_text()).values())
+    acted = {"FIRE": "19", "FIRE on alarm": f"{calls:.1f}", "full reset": "19", "base": "0"}
+    rows = ["| | last two tasks | ± over seeds | n | all tasks | the worst task | resets |", "|---" * 7 + "|"]
+    for arm, one in outcomes(table).items():
+        runs = [run for run in runs_in(records) if run.arm == arm]
+        ends = [row[table.metric] for run in runs for row in run.rows if row["epoch"] == 30]
+        rows.append(
+            f"| {arm} | **{one.mean:.3f}** | {one.spread:.3f} | {len(one.last)} | {mean(ends):.3f} | {min(ends):.2f} | "
+            f"{acted[arm]} |"
+        )
+    return rows
+
+
 def times(folders: Iterable[str]) -> list[str]:
-    """How long all runs of a folder took together, from the first one's start to the last one's end."""
+    """How long all runs of a folder took together: the time in which one of them, or several, went on."""
     rows = ["| records | runs | time | on |", "|---|---|---|---|"]
     for name in folders:
         runs = runs_in(name)
         starts = [datetime.fromisoformat(json.loads((run.folder / "run.json").read_text())["started"]) for run in runs]
-        ends = [start + timedelta(seconds=run.times[-1]) for start, run in zip(starts, runs, strict=True)]
-        minutes = (max(ends) - min(starts)).total_seconds() / 60
+        spans = sorted((start, start + timedelta(seconds=run.times[-1])) for start, run in zip(starts, runs, strict=True))
+        went, until = timedelta(), spans[0][0]
+        for start, end in spans:
+            went += max(end - max(start, until), timedelta())
+            until = max(until, end)
+        minutes = went.total_seconds() / 60
         machines = {f"{run.provenance['gpu'] or run.provenance['cpu']}, torch {run.provenance['torch']}" for run in runs}
         rows.append(f"| `{name}` | {len(runs)} | {minutes:.0f} min | {'; '.join(sorted(machines))} |")
     return rows

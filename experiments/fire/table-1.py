@@ -1,11 +1,11 @@
 """FIRE, table 1: wall-clock time and GPU memory of Shrink & Perturb, FIRE and DASH on VGG-16 and Tiny-ImageNet.
 
-    python experiments/fire/table-1.py
+    python experiments/fire/table-1.py | tee experiments/results/fire-table-1.jsonl
     python experiments/fire/table-1.py --quick      # a small network, few images: whether it runs, not what it costs
 
 What a boundary costs does not depend on what weights and images show, so the network is nearly new and the images are
 random: no data set is needed. DASH passes over all 100,000 images once, in batches of 256. A line of JSON for each method:
-the median seconds of ten boundaries, and the peak of the GPU's memory above what model, optimiser and images take (null on
+the median seconds of its boundaries, and the peak of the GPU's memory above what model, optimiser and images take (null on
 a CPU).
 
 The paper has, on a TITAN RTX: 0.002 s and 27 MB for Shrink & Perturb, 0.06 s and 55 MB for FIRE, 69 s and 2834 MB for DASH.
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Time a boundary with each method; write what it took."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a small network and few images")
+    parser.add_argument("--trials", type=int, default=10, help="boundaries of each method")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args(arguments)
     device = torch.device(given.device)
@@ -44,8 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     images = Split(pixels, torch.randint(200, (len(pixels),)))
     data = ImageData("random", images, images.of(torch.arange(1)), 200, (0.5,) * 3, (0.25,) * 3).to(device)
     for name, method in METHODS.items():
-        seconds, memory = cost(method(), data, options, device, trials=2 if given.quick else 10)
+        seconds, memory = cost(method(), data, options, device, trials=2 if given.quick else given.trials)
         line = {"method": name, "seconds": statistics.median(seconds), "megabytes": memory, "trials": len(seconds)}
+        line |= {"on": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", "torch": torch.__version__}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
