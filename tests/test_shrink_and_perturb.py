@@ -78,6 +78,19 @@ def test_where_takes_layers_with_their_biases_and_leaves_the_rest_alone() -> Non
     assert torch.allclose(learner.model.head[0].bias, 0.5 * (before["head.0.bias"] + first["head.0.bias"]), atol=1e-8)
 
 
+def test_shrinking_alone_keeps_what_is_not_in_where() -> None:
+    learner, _, _ = trained("cnn-bn", ShrinkAndAddNoise(0.1, 0, where="convolutions"))
+    before = snapshot(learner.model)
+    learner.begin()
+    weights = {name for name, value in before.items() if value.ndim == 4}
+    biases = {name.replace("weight", "bias") for name in weights} & set(before)
+    assert changed(learner.model, before) == forgotten(learner) == weights | biases != set()
+    now = learner.model.state_dict()
+    assert all(torch.allclose(now[name], 0.1 * before[name]) for name in weights)
+    with pytest.raises(ValueError, match="nothing"):
+        trained("cnn-bn", ShrinkAndAddNoise(where="nothing"))
+
+
 def test_a_tied_head_that_is_asked_for_is_shrunk_under_its_other_name() -> None:
     learner, first, _ = trained("gpt", ShrinkAndPerturb(0.5, where="paper_gpt"))
     before = snapshot(learner.model)

@@ -86,10 +86,11 @@ class ShrinkAndPerturb(Method):
 
 @dataclass
 class ShrinkAndAddNoise(Method):
-    """The form of Ash & Adams at every boundary: shrink, and add white noise."""
+    """The form of Ash & Adams at every boundary: shrink, add white noise; to all, or to layers in `where`."""
 
     shrink: float = 0.6  # the values of their figure 6
     sigma: float = 0.01
+    where: Where | Literal["all"] = "all"
     clear_state: bool = True
 
     def __post_init__(self) -> None:
@@ -97,10 +98,14 @@ class ShrinkAndAddNoise(Method):
         self.require("shrink", 0 <= self.shrink <= 1, "between 0 and 1")
         self.require("sigma", self.sigma >= 0, "0 or more")
 
+    def start(self, learner: Learner) -> None:
+        _chosen(learner, self.where)  # raises now if there is nothing to shrink
+
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        chosen = _chosen(learner, self.where).values()
         if self.clear_state and (self.shrink, self.sigma) != (1, 0):
-            learner.forget(learner.parameters.values())
-        add_noise_(learner.parameters.values(), self.shrink, self.sigma, learner.generator)
+            learner.forget(chosen)
+        add_noise_(chosen, self.shrink, self.sigma, learner.generator)
 
 
 @dataclass
