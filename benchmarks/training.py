@@ -341,7 +341,7 @@ def main() -> None:
         PAGE.write_text(rendered(PAGE.read_text()))
         return
     if given.online:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text()) if path.exists() else {"hardware": "no machine yet"}
         if record["hardware"] != (now := hardware()):
             raise SystemExit(f"{path.name} is of {record['hardware']}, and this is {now}: measure all, without --online")
         path.write_text(json.dumps({**record, "online": online(min(given.rounds, 3))}, indent=1) + "\n")

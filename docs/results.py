@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from replastic.record import Run, find_runs, read
@@ -28,11 +28,11 @@ ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "experiments/results"
 PAGES = (ROOT / "docs/results.md", ROOT / "docs/reproduce.md", ROOT / "README.md")
 ASSETS = ROOT / "docs/assets"
-FIGURES: dict[str, tuple[str, Moment]] = {  # of which records, at which moments
-    "quick.png": ("quick", "end"),
-    "warm-start-cifar10.png": ("fire-2a-cifar10", "last"),
-    "iterations-cifar10.png": ("fire-5a-7-cifar10", "last"),
-    "alarm.png": ("watch-random-labels-mnist", "end"),
+FIGURES: dict[str, tuple[Sequence[str], Moment]] = {  # of which records, at which moments
+    "quick.png": (["quick"], "end"),
+    "warm-start-cifar10.png": (["fire-2a-cifar10"], "last"),
+    "iterations-cifar10.png": (["fire-5a-7-cifar10", "fire-2a-cifar10"], "last"),
+    "alarm.png": (["watch-random-labels-mnist"], "end"),
 }
 
 
@@ -84,6 +84,7 @@ def blocks() -> dict[str, list[str]]:
     blocks["costs"] = costs()
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
     blocks["alarm"] = alarm("watch-random-labels-mnist")
+    blocks["alarm-kept"] = alarm("watch-random-labels-mnist-kept")
     blocks["settings"] = settings()
     blocks["times"] = times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir())
     blocks["warm-start-short"] = short(TABLES["warm-start-cifar10"])
@@ -104,7 +105,12 @@ def rendered(text: str) -> str:
 def figure(name: str) -> bytes:
     """One picture, as the report draws it."""
     records, moment = FIGURES[name]
-    ((study,), _) = gather([RECORDS / records])
+    studies = [gather([RECORDS / one])[0][0] for one in records]
+    if len(studies) > 1:
+        beside = ("base", "full reset", *ITERATIONS)
+        arms = {arm: runs for study in studies for arm, runs in study.arms.items() if arm in beside}
+        studies = [replace(studies[0], arms=arms)]
+    (study,) = studies
     shown = chart(study, study.metric, moment, "Accuracy", "mean")
     assert shown is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -152,6 +158,13 @@ def runs_in(records: str) -> list[Run]:
     return [read(folder) for folder in find_runs(RECORDS / records)]
 
 
+def of_one_seed(records: str) -> list[Run]:
+    """Its runs but for shared first tasks, where tables are made for a single seed."""
+    runs = [run for run in runs_in(records) if run.config["tasks"] is None]
+    assert len({run.seed for run in runs}) == 1, f"{records} has several seeds now: have their means in its tables"
+    return runs
+
+
 def swing(table: Table, arm: str) -> tuple[float, float]:
     """The least and the most of the last five epochs, of all seeds."""
     rows = [row for run in runs_in(table.records) if run.arm == arm for row in run.rows[-5:]]
@@ -183,7 +196,8 @@ def after_the_reset(records: str) -> list[str]:
         "| right after | test accuracy | largest Hessian eigenvalue | DfI | SFE, all layers | SFE, mean over layers |",
         "|---|---|---|---|---|---|",
     ]
-    for run in sorted((run for run in runs_in(records) if run.arm in RESET), key=lambda run: RESET.index(run.arm)):
+    reset = [run for run in of_one_seed(records) if run.arm in RESET]
+    for run in sorted(reset, key=lambda run: RESET.index(run.arm)):
         start = start_of_second(run)
         found = start["measures"]
         moved = [value for name, value in found.items() if name.startswith("normalised_squared_frobenius_error/")]
@@ -202,7 +216,7 @@ def after_the_reset(records: str) -> list[str]:
 def iterations(*records: str) -> list[str]:
     """FIRE by the number of steps and by coefficients: what comes out at the end, and how far from an isometry it began."""
     rows = ["| | here | last five epochs | right after the reset: DfI | SFE |", "|---|---|---|---|---|"]
-    runs = {run.arm: run for one in records for run in runs_in(one)}
+    runs = {run.arm: run for one in records for run in of_one_seed(one)}
     for arm in ITERATIONS:
         last = [row["test_accuracy"] for row in runs[arm].rows[-5:]]
         found = start_of_second(runs[arm])["measures"]
@@ -215,7 +229,7 @@ def iterations(*records: str) -> list[str]:
 
 def by_step(records: str) -> list[str]:
     """DfI and SFE after so many steps."""
-    runs = {run.arm: start_of_second(run)["measures"] for run in runs_in(records) if run.config["tasks"] is None}
+    runs = {run.arm: start_of_second(run)["measures"] for run in of_one_seed(records)}
     chosen = [runs[f"FIRE, steps={steps}"] for steps in BY_STEP]
     rows = ["| steps | " + " | ".join(map(str, BY_STEP)) + " |", "|---" * (len(BY_STEP) + 1) + "|"]
     for label, name, digits in (
@@ -263,28 +277,31 @@ def settings() -> list[str]:
 
 def chosen(records: str) -> list[str]:
     """Arms, and of those that are grids the point that held-out images choose."""
-    points = {one.arm: name for name, one in best(RECORDS / records).items()}
+    points = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}
     grids = {run.arm for run in runs_in(records) if run.config.get("grid")}
     rows = ["| | chosen of the grid | here | n | ± over seeds |", "|---|---|---|---|---|"]
     for name, one in outcomes(Table(records, {})).items():
         if name in points or name not in grids:
-            arm, _, point = name.partition(", ") if name in points else (name, "", "")
-            rows.append(f"| {arm} | {point or '-'} | **{one.mean:.4f}** | {len(one.last)} | {one.spread:.4f} |")
+            arm, point = points.get(name, (name, {}))
+            said = ", ".join(f"{key} {value:g}" for key, value in point.items()) or "-"
+            rows.append(f"| {arm} | {said} | **{one.mean:.4f}** | {len(one.last)} | {one.spread:.4f} |")
     return rows
 
 
 def alarm(records: str) -> list[str]:
-    """FIRE told of boundaries, and told of none."""
-    table = Table(records, {}, metric="train_accuracy")
-    calls = mean(len(steps) for steps in json.loads((RECORDS / records / "alarms.json").read_text()).values())
-    acted = {"FIRE": "19", "FIRE on alarm": f"{calls:.1f}", "full reset": "19", "base": "0"}
-    rows = ["| | last two tasks | ± over seeds | n | all tasks | the worst task | resets |", "|---" * 7 + "|"]
-    for arm, one in outcomes(table).items():
-        runs = [run for run in runs_in(records) if run.arm == arm]
-        ends = [row[table.metric] for run in runs for row in run.rows if row["epoch"] == 30]
+    """FIRE told of boundaries, and told of none: accuracy at the ends of tasks."""
+    alarms = json.loads((RECORDS / records / "alarms.json").read_text())
+    rows = ["| | the last two tasks | ± over seeds | n | all tasks | the worst task | resets |", "|---" * 7 + "|"]
+    found: dict[str, list[list[float]]] = {}
+    for run in (run for run in runs_in(records) if run.config["tasks"] is None):
+        last = {row["task"]: row["train_accuracy"] for row in run.rows}  # the last row of each task
+        found.setdefault(run.arm, []).append([*last.values()])
+    for arm, seeds in sorted(found.items(), key=lambda item: -mean(ends[-1] + ends[-2] for ends in item[1])):
+        late, every = [mean(ends[-2:]) for ends in seeds], [end for ends in seeds for end in ends]
+        resets = mean(len(steps) for steps in alarms[arm].values()) if arm in alarms else len(seeds[0]) - 1
         rows.append(
-            f"| {arm} | **{one.mean:.3f}** | {one.spread:.3f} | {len(one.last)} | {mean(ends):.3f} | {min(ends):.2f} | "
-            f"{acted[arm]} |"
+            f"| {arm} | **{mean(late):.3f}** | {stdev(late):.3f} | {len(late)} | {mean(every):.3f} | {min(every):.2f} | "
+            f"{0 if arm == 'base' else resets:g} |"
         )
     return rows
 

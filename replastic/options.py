@@ -45,9 +45,13 @@ def options_of(made_by: Callable[..., Any], given: Sequence[str] = ()) -> dict[s
 
 def hints_of(made_by: Callable[..., Any]) -> dict[str, Any]:
     """The types of its arguments. Those of a dataclass are looked up where each field was written."""
-    if dataclasses.is_dataclass(made_by):
+    if not inspect.isclass(made_by):
         return get_type_hints(made_by)
-    return get_type_hints(made_by.__init__ if inspect.isclass(made_by) else made_by)
+    if dataclasses.is_dataclass(made_by):
+        fields = {item.name for item in dataclasses.fields(made_by) if item.init}
+        if fields == set(inspect.signature(made_by).parameters):
+            return get_type_hints(made_by)
+    return get_type_hints(made_by.__init__)  # a class that takes its arguments itself
 
 
 def with_defaults(made_by: Callable[..., Any], options: Mapping[str, Any], given: Sequence[str] = ()) -> dict[str, Any]:

@@ -59,6 +59,9 @@ class Look:
 class Watch:
     """Looks at a model's hidden units every so many steps; see `watch`."""
 
+    _name = "watch"
+    _advice = "call model.train(), and the model itself, and make the watch before what is compiled"
+
     def __init__(self, model: nn.Module, every: int, looks: int, threshold: float, example: Example | None) -> None:
         whole = all(isinstance(number, int) and number >= 1 for number in (every, looks))
         if not whole or not 0 < threshold < 1:
@@ -89,15 +92,17 @@ class Watch:
         """
         if self._tap.closed:
             raise RuntimeError("this watch was closed: make a new one with rp.watch(model)")
+        return self._step()
+
+    def _step(self) -> bool:
         self.calls += 1
         seen = self._tap.on and self._complete()
         self._waited = 0 if seen or not self._tap.on else self._waited + 1
         if self._waited == _PATIENCE:
             warnings.warn(
-                f"watch has seen no forward pass of all units in training mode, with gradients and {_FEWEST} samples, for "
-                f"{_PATIENCE} calls, so it cannot know: call model.train(), and the model itself, and make the watch before "
-                "what is compiled",
-                stacklevel=2,
+                f"{self._name} has seen no forward pass of all units in training mode, with gradients and {_FEWEST} "
+                f"samples, for {_PATIENCE} calls, so it cannot know: {self._advice}",
+                stacklevel=3,
             )
         alarm = self._look() if seen else False
         if seen:
@@ -148,9 +153,9 @@ class Watch:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        if not {"calls", "lowest", "recent", "due"} <= set(saved):
+        if not {"calls", "lowest", "recent"} <= set(saved):
             raise ValueError(
-                f"this is no state of a watch: it has {', '.join(saved) or 'nothing'}, not calls, lowest, recent, due"
+                f"this is no state of a watch: it has {', '.join(saved) or 'nothing'}, not calls, lowest, recent"
             )
         sizes = {name: group.size for name, group in self._tap.groups.items()}
         looks = [{name: len(units) for name, units in look.items()} for look in saved["recent"]]
@@ -159,7 +164,8 @@ class Watch:
         self.calls, self.lowest = saved["calls"], dict(saved["lowest"])
         device = next(iter(self._tap.groups.values())).columns.device
         self._recent = deque(moved(saved["recent"], None, device), maxlen=self.looks)
-        self._tap.on = saved["due"]  # a look may be waiting for a larger batch
+        # A look may be waiting for a larger batch; states that do not say so were saved before this was kept.
+        self._tap.on = saved.get("due", (self.calls + 1) % self.every == 0)
 
     def close(self) -> None:
         """Take the hooks off the model."""

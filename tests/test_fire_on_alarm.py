@@ -215,3 +215,23 @@ def test_what_cannot_be_watched_or_fired_is_refused_before_training() -> None:
         learner_of(rp.FIREOnAlarm(), nn.Linear(6, 3))
     with pytest.raises(ValueError, match="neither a preset"):
         learner_of(rp.FIREOnAlarm(where="convs"))
+
+
+def test_it_leaves_no_hooks_of_its_own() -> None:
+    def hooks(net: nn.Module) -> int:
+        return sum(len(module._forward_pre_hooks) for module in net.modules())
+
+    assert hooks(learner_of(rp.FIREOnAlarm()).model) == hooks(learner_of(rp.ReDo()).model)  # the learner's tap alone
+
+
+def test_a_copy_of_a_learner_does_not_go_on_unseen() -> None:
+    learner = copy.deepcopy(learner_of(rp.FIREOnAlarm(every=1)))
+    with pytest.raises(RuntimeError, match="were not seen"):
+        learner.step(*batch(0))
+
+
+def test_batches_that_are_too_small_are_named(recwarn: pytest.WarningsRecorder) -> None:
+    learner = learner_of(rp.FIREOnAlarm(every=1))
+    for number in range(100):
+        learner.step(*batch(number, samples=2))
+    assert "FIREOnAlarm has seen no forward pass" in str(recwarn.pop(UserWarning).message)

@@ -228,9 +228,9 @@ def test_another_model_is_refused() -> None:
 
 
 def test_methods_that_look_at_batches_are_refused_where_each_process_has_its_own() -> None:
-    attached = Attached([rp.FIRE(), rp.CBP(), rp.ER()])
+    attached = Attached([rp.FIRE(), rp.CBP(), rp.ER(), rp.FIREOnAlarm()])
     attached.check_processes(1)
-    with pytest.raises(ValueError, match="CBP, ER with 2 processes"):
+    with pytest.raises(ValueError, match="CBP, ER, FIREOnAlarm with 2 processes"):
         attached.check_processes(2)
     Attached([rp.FIRE(), rp.L2()]).check_processes(2)
 

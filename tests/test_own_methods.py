@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import replastic as rp
 from replastic.cli import main
 from replastic.config import read as read_experiment
+from replastic.options import options_of
 from replastic.record import read
 from replastic.sweep.call import plain
 from tests.test_sweep import tiny, write_toml
@@ -117,3 +120,19 @@ def test_a_method_of_ones_own_that_is_not_there_is_an_error(
     write_toml(tmp_path / "e.toml", tiny({"mine": {"name": name, "rate": 1}}, seeds=[1]))
     assert main(["run", "e.toml", "--out", "out"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_method_that_inherits_settings_from_another_file_is_checked_as_any() -> None:
+    # Types of inherited fields are written in the words of the file that they stand in.
+    @dataclass
+    class Gentle(rp.FIRE):
+        share: float = 0.5
+
+    assert options_of(Gentle)["share"] == (float, False)
+    assert options_of(Gentle)["steps"] == options_of(rp.FIRE)["steps"]
+
+    class Own(rp.FIRE):
+        def __init__(self, speed: float) -> None:
+            super().__init__()
+
+    assert options_of(Own) == {"speed": (float, True)}

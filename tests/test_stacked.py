@@ -235,6 +235,8 @@ def test_layers_that_are_called_once_and_nothing_else_have_gradients_of_rank_one
     with stack._lent() as weights:
         assert stack.rank_one.applies(weights, task) is (how == "once")
         assert not stack.rank_one.applies(weights, replace(task, batch=2))
+        with torch.no_grad():
+            assert stack.rank_one.applies(weights, task) is (how == "once")
 
 
 @pytest.mark.parametrize("how", ["once", "called twice"])

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ..guards import check_acts, flat_list, several
 from ..learner import Learner
 from ..method import Method
-from ..methods import CBP, ER, SNR, ReDo
+from ..methods import CBP, ER, SNR, FIREOnAlarm, ReDo
 from ..optim import as_list, as_one
 from ..task import Task
 from ..units import Example
@@ -26,7 +26,7 @@ from .moments import Moments
 
 _log = logging.getLogger(__name__)
 _ELSEWHERE = ("model", "optimizer")  # what the loop's own checkpoint has
-_BY_BATCH = (CBP, ER, ReDo, SNR)  # what they do depends on the batch that this process has seen
+_BY_BATCH = (CBP, ER, ReDo, SNR, FIREOnAlarm)  # what they do depends on the batch that this process has seen
 
 
 class Boundary(NamedTuple):

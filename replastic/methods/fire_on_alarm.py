@@ -27,18 +27,23 @@ from .kept import same_units
 class _Watch(Watch):
     """A watch that sees what the learner's tap has kept.
 
-    Hooks of its own would see nothing of a captured graph's replays, but passes that other methods make.
+    Hooks of its own would see nothing of a captured graph's replays, but passes that other methods make: they are taken off.
     """
+
+    _name = "FIREOnAlarm"
+    _advice = "train with larger batches"
 
     def __init__(self, learner: Learner, every: int, looks: int, threshold: float) -> None:
         super().__init__(learner.model, every, looks, threshold or 0.5, learner.example)
         self.threshold = threshold  # which may be 0 here
+        self._tap.close()
+        self._tap.on = every == 1  # whether a look is due; the learner's tap is always on
         self.known = self.state_dict()
 
     def alarm(self, tap: Tap) -> bool:
         """Whether it comes after this step."""
-        self._tap.inputs = dict(tap.inputs) if self._tap.on else {}
-        alarm = self.should_restore()
+        self._tap.inputs = {name: tap.read(name) for name in self._tap.groups} if self._tap.on else {}
+        alarm = self._step()
         self.history.clear()  # a run may have millions of looks
         self.known = self.state_dict()
         return alarm
