@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -28,12 +29,6 @@ ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "experiments/results"
 PAGES = (ROOT / "docs/results.md", ROOT / "docs/reproduce.md", ROOT / "README.md")
 ASSETS = ROOT / "docs/assets"
-FIGURES: dict[str, tuple[Sequence[str], Moment]] = {  # of which records, at which moments
-    "quick.png": (["quick"], "end"),
-    "warm-start-cifar10.png": (["fire-2a-cifar10"], "last"),
-    "iterations-cifar10.png": (["fire-5a-7-cifar10", "fire-2a-cifar10"], "last"),
-    "alarm.png": (["watch-random-labels-mnist"], "end"),
-}
 
 
 @dataclass(frozen=True)
@@ -66,6 +61,12 @@ TABLES = {
 RESET = ("base", "FIRE", "FIRE, exact", "FIRE, everything", "FIRE, everything, exact", "S&P", "DASH", "full reset")
 SETTINGS = "fire-2a-cifar10-settings"
 ITERATIONS = ("FIRE, steps=1", "FIRE, steps=5", "FIRE", "FIRE, steps=20", "FIRE, quintic", "FIRE, Muon's coefficients")
+FIGURES: dict[str, tuple[Sequence[str], Moment, Sequence[str]]] = {  # records, moments, and which arms if not all
+    "quick.png": (["quick"], "end", ()),
+    "warm-start-cifar10.png": (["fire-2a-cifar10"], "last", ()),
+    "iterations-cifar10.png": (["fire-5a-7-cifar10", "fire-2a-cifar10"], "last", ("base", "full reset", *ITERATIONS)),
+    "alarm.png": (["watch-random-labels-mnist"], "end", ()),
+}
 BY_STEP = (1, 2, 3, 4, 5, 7, 10, 15, 20)
 COSTS = {"S&P": (0.002, 27), "FIRE": (0.06, 55), "DASH": (69, 2834)}  # published: seconds and MB, on a TITAN RTX
 
@@ -85,6 +86,8 @@ def blocks() -> dict[str, list[str]]:
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
     blocks["alarm"] = alarm("watch-random-labels-mnist")
     blocks["alarm-kept"] = alarm("watch-random-labels-mnist-kept")
+    for kept in ("", "-kept"):
+        blocks[f"alarm{kept}-moments"] = moments_of_alarms(f"watch-random-labels-mnist{kept}")
     blocks["settings"] = settings()
     blocks["times"] = times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir())
     blocks["warm-start-short"] = short(TABLES["warm-start-cifar10"])
@@ -104,13 +107,10 @@ def rendered(text: str) -> str:
 
 def figure(name: str) -> bytes:
     """One picture, as the report draws it."""
-    records, moment = FIGURES[name]
+    records, moment, wanted = FIGURES[name]
     studies = [gather([RECORDS / one])[0][0] for one in records]
-    if len(studies) > 1:
-        beside = ("base", "full reset", *ITERATIONS)
-        arms = {arm: runs for study in studies for arm, runs in study.arms.items() if arm in beside}
-        studies = [replace(studies[0], arms=arms)]
-    (study,) = studies
+    arms = {arm: runs for study in studies for arm, runs in study.arms.items() if not wanted or arm in wanted}
+    study = replace(studies[0], arms=arms)
     shown = chart(study, study.metric, moment, "Accuracy", "mean")
     assert shown is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -230,14 +230,14 @@ def iterations(*records: str) -> list[str]:
 def by_step(records: str) -> list[str]:
     """DfI and SFE after so many steps."""
     runs = {run.arm: start_of_second(run)["measures"] for run in of_one_seed(records)}
-    chosen = [runs[f"FIRE, steps={steps}"] for steps in BY_STEP]
+    shown = [runs[f"FIRE, steps={steps}"] for steps in BY_STEP]
     rows = ["| steps | " + " | ".join(map(str, BY_STEP)) + " |", "|---" * (len(BY_STEP) + 1) + "|"]
     for label, name, digits in (
         ("DfI", "deviation_from_isometry", ".2g"),
         ("SFE", "squared_frobenius_error", ".0f"),
         ("SFE, normalised", "normalised_squared_frobenius_error", ".3f"),
     ):
-        rows.append(f"| {label} | " + " | ".join(f"{found[name]:{digits}}" for found in chosen) + " |")
+        rows.append(f"| {label} | " + " | ".join(f"{found[name]:{digits}}" for found in shown) + " |")
     return rows
 
 
@@ -304,6 +304,17 @@ def alarm(records: str) -> list[str]:
             f"{0 if arm == 'base' else resets:g} |"
         )
     return rows
+
+
+def moments_of_alarms(records: str) -> list[str]:
+    """How far into a task most alarms came."""
+    (length,) = {
+        run.rows[-1]["step"] // (run.rows[-1]["task"] + 1) for run in runs_in(records) if run.arm == "FIRE on alarm"
+    }
+    alarms = json.loads((RECORDS / records / "alarms.json").read_text())["FIRE on alarm"].values()
+    within = Counter(step % length for steps in alarms for step in steps)
+    ((moment, often),) = within.most_common(1)
+    return [f"{often} of {within.total()} alarms came {moment} steps into a task."]
 
 
 def times(folders: Iterable[str]) -> list[str]:

@@ -81,9 +81,11 @@ class Stack:
         self.device = self.learners[0].device
         self.model = _skeleton(original(self.learners[0].model))
         self.rank_one = RankOne(self.model) if compiled else None
-        self.steps = [_Epoch.step]
+        self.step: Callable[[_Epoch], None] = _Epoch.step
+        self.step_of_rank_one = self.step
         if compiled:
-            self.steps = [_compiled(_Epoch.step, options, self.device) for options in (_INLINE, OPTIONS)]
+            self.step = _compiled(_Epoch.step, _INLINE, self.device)
+            self.step_of_rank_one = _compiled(_Epoch.step, OPTIONS, self.device)
         for learner in self.learners:
             check_methods(learner.methods)
         self._check()
@@ -169,7 +171,7 @@ class _Epoch:
             self.examples, self.orders = of_any_number(self.examples, orders)
         one = stack.rank_one
         self.rank_one = one if one is not None and self.rule.plain and one.applies(weights, tasks[0]) else None
-        self.taken = stack.steps[self.rank_one is not None]
+        self.taken = stack.step if self.rank_one is None else stack.step_of_rank_one
         cbp, er = acting(stack.members, CBP), acting(stack.members, ER)
         self.cbp = StackedCBP(stack.model, weights, cbp) if cbp else None
         self.er = StackedER(stack.model, weights, er, tasks, orders) if er else None

@@ -157,9 +157,8 @@ class StackedSGD:
         """(members, 1): by what torch.nn.utils.clip_grad_norm_ would multiply each member's gradients."""
         if self.clip is None:
             return None
-        each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients] if norms is None else []
-        whole = torch.linalg.vector_norm(torch.stack(each, 1), dim=1, keepdim=True) if norms is None else norms
-        return (self.clip / (whole + _EPSILON)).clamp(max=1)
+        known = _norms(gradients) if norms is None else norms
+        return (self.clip / (known + _EPSILON)).clamp(max=1)
 
     def _directed(self, number: int, gradient: Tensor, shrink: Tensor | None) -> Tensor:
         """The clipped gradient with decay, and what momentum makes of it."""
@@ -174,6 +173,12 @@ class StackedSGD:
     def finish(self) -> None:
         for state, own, row in self.own:
             state["momentum_buffer"] = own.copy_(row)
+
+
+def _norms(gradients: Sequence[Tensor]) -> Tensor:
+    """(members, 1): of each member's gradients together."""
+    each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(each, 1), dim=1, keepdim=True)
 
 
 def check_optimizer(learner: Learner) -> None:
