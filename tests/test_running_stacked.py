@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from replastic.config import Experiment, parse
+from replastic.experiment import run
 from replastic.record import find_runs, load_checkpoint, read
 from replastic.running import Running
+from tests.conftest import DEVICES
 from tests.test_experiment import ACTING, TEXT, finished
 
 STACKED = {
@@ -117,3 +119,10 @@ def test_stacked_runs_leave_torchs_random_state_as_it_was(tmp_path: Path) -> Non
     assert torch.equal(torch.get_rng_state(), state)
     seeded = torch.Generator().manual_seed(1).get_state()  # what a run begins with, stacked or not
     assert torch.equal(load_checkpoint(tmp_path / "stopped" / "BP" / "seed-1")[1]["random"]["cpu"], seeded)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_alone_is_a_stack_of_one_on_a_gpu_alone(device: str, tmp_path: Path) -> None:
+    run(stacked("stacked compiled"), tmp_path, arms=["L2"], seeds=[1], device=device)
+    paths = {row["path"] for row in read(tmp_path / "L2" / "seed-1").rows if row["epoch"]}
+    assert paths == {"stacked compiled" if device == "cuda" else "eager"}

@@ -171,7 +171,12 @@ def test_all_arms_in_one_stack_are_the_same_as_separate_runs(options: dict, devi
 
 @pytest.mark.parametrize(
     ("names", "batch", "options"),
-    [(ARMS, 1, {}), (["BP", "L2-ER", "CBP"], BATCH, {}), (["BP", "L2"], 1, {"momentum": 0.9, "weight_decay": 1e-2})],
+    [
+        (ARMS, 1, {}),
+        (["L2-ER"], 1, {}),
+        (["BP", "L2-ER", "CBP"], BATCH, {}),
+        (["BP", "L2"], 1, {"momentum": 0.9, "weight_decay": 1e-2}),
+    ],
 )
 def test_a_compiled_stack_is_the_same_as_separate_runs(
     names: Iterable[str], batch: int, options: dict, device: torch.device
