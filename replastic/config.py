@@ -93,6 +93,7 @@ class Experiment:
     arms: Mapping[str, Arm]
     measures: tuple[Measuring, ...] = ()
     validation: int = 0
+    normalised: bool = True
     about: str = ""
     metric: str = "test_accuracy"
     share_first_task: bool = True
@@ -136,9 +137,10 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
         raise OptionError(f"seeds = {seeds!r}: give at least one, each once, 0 or more")
     data = dict(_table(table["data"], "[data]"))
     if data.get("name") in DATA_SETS:
-        check_keys(data, ["name", "validation", *options_of(DATA_SETS[data["name"]])], "[data]")
-    validation = data.pop("validation", 0)
+        check_keys(data, ["name", "validation", "normalised", *options_of(DATA_SETS[data["name"]])], "[data]")
+    validation, normalised = data.pop("validation", 0), data.pop("normalised", True)
     check_type(validation, int, "[data] validation")
+    check_type(normalised, bool, "[data] normalised")
     training = made(Training, _table(table["training"], "[training]"), "[training]")
     return Experiment(
         name=table["name"],
@@ -149,6 +151,7 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
         training=training,
         measures=_measures(table.get("measures", [])),
         validation=validation,
+        normalised=normalised,
         about=table.get("about", ""),
         metric=table.get("metric", "test_accuracy"),
         share_first_task=table.get("share_first_task", True),

@@ -67,6 +67,7 @@ class RunSpec:
                 "name": data,
                 **with_defaults(DATA_SETS[data], of_data, FROM_CALLER),
                 "validation": experiment.validation,
+                **({} if experiment.normalised else {"normalised": False}),  # what was recorded before it could be said
             },
             "model": {"name": model, **with_defaults(MODELS[model], of_model, FROM_IMAGES)},
             "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},
@@ -85,7 +86,8 @@ class RunSpec:
 
     def load(self, *, device: torch.device, root: str | Path | None = None) -> ImageData:
         """The run's data set, without images held out."""
-        return _loaded(self.experiment.data[0], json.dumps(self.experiment.data[1]), root, device)
+        data = _loaded(self.experiment.data[0], json.dumps(self.experiment.data[1]), root, device)
+        return data if self.experiment.normalised else data.as_pixels()
 
     def build(self, *, device: torch.device, root: str | Path | None = None) -> tuple[Learner, Sequence[ImageTask]]:
         """A new learner, and its tasks. Arms of one seed start with the same weights and see the same data in one order.

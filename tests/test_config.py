@@ -84,6 +84,7 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("data", "validaton"), 10, "has the key 'validaton': did you mean 'validation'?"),
     (("checkpoints", "minutes"), -1, "minutes = -1 must be 0 or more"),
     (("data", "validation"), 0.1, r"\[data\] validation = 0.1: give a whole number"),
+    (("data", "normalised"), "no", r"\[data\] normalised = 'no': give true or false"),
     (("model", "name"), "resnet-18", "did you mean 'resnet'?"),
     (("model", "hiden"), [3], "has the key 'hiden': did you mean 'hidden'?"),
     (("model", "hidden"), None, "has no 'hidden', which has no default"),

@@ -207,6 +207,15 @@ def test_runs_that_take_turns_are_the_runs_alone(tmp_path: Path) -> None:
         assert same_end(tmp_path / "alone" / arm / "seed-0", tmp_path / "together" / arm / "seed-0")
 
 
+def test_images_that_are_not_normalised_reach_the_network_as_pixels_and_the_record_says_so() -> None:
+    plain, pixels = (RunSpec(experiment(data=data), "base", 0) for data in ({}, {"normalised": False}))
+    assert "normalised" not in plain.config()["data"]  # as in records that are older than the setting
+    assert pixels.config()["data"]["normalised"] is False
+    for spec, spans in ((plain, False), (pixels, True)):
+        inputs = spec.build(device=torch.device("cpu"))[1][0].examples.batch(torch.arange(50))[0]
+        assert (inputs.min() == 0 and inputs.max() == 1) == spans
+
+
 @pytest.mark.parametrize(
     ("sections", "says"),
     [

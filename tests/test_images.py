@@ -223,6 +223,13 @@ def test_learners_with_different_methods_see_the_samples_in_the_same_order() -> 
 # validation
 
 
+def test_images_as_pixels_go_from_0_to_1_and_are_otherwise_the_same() -> None:
+    data = make_data()
+    inputs, labels = examples_of(data.as_pixels(), data.train).batch(torch.arange(40))
+    assert torch.allclose(inputs.permute(0, 2, 3, 1) * 255, data.train.images.float(), atol=1e-4)
+    assert torch.equal(labels, data.train.labels)
+
+
 @settings(max_examples=20, deadline=None)
 @given(samples=st.integers(1, 39), seed=st.integers(0, 1000))
 def test_held_out_images_and_those_still_learnt_are_all_training_images_each_once(samples: int, seed: int) -> None:

@@ -104,6 +104,10 @@ class ImageData:
     def to(self, device: torch.device | str) -> ImageData:
         return replace(self, **{name: split.to(device) for name, split in self.splits().items()})
 
+    def as_pixels(self) -> ImageData:
+        """With images that a model sees as they are, from 0 to 1, instead of normalised."""
+        return replace(self, mean=(0.0,) * len(self.mean), std=(1.0,) * len(self.std))
+
     def hold_out(self, samples: int, seed: int) -> ImageData:
         """With so many training images, chosen at random, set apart for validation."""
         if self.validation is not None:
