@@ -213,8 +213,8 @@ def imported(path: Path, around: tuple[str, ...]) -> set[str]:
     return found
 
 
-def test_the_results_are_those_of_the_records() -> None:
-    results = load("docs/results.py")
+def test_the_results_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = load("docs/results.py", monkeypatch)
     for page in results.PAGES:
         text = page.read_text()
         assert results.rendered(text) == text, "run python docs/results.py"
@@ -226,10 +226,10 @@ def test_the_results_are_those_of_the_records() -> None:
         assert all(f"| {arm} |" in between(text, marker) for arm in table.published)
 
 
-def test_the_figures_of_the_results_are_those_of_the_records() -> None:
+def test_the_figures_of_the_results_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     if f"matplotlib=={matplotlib.__version__}\n" not in (ROOT / "constraints.txt").read_text():
         pytest.skip(f"matplotlib {matplotlib.__version__} draws other bytes than the pinned one")
-    results = load("docs/results.py")
+    results = load("docs/results.py", monkeypatch)
     for name in results.FIGURES:
         assert results.figure(name) == (ROOT / "docs/assets" / name).read_bytes(), "run python docs/results.py"

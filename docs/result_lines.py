@@ -1,0 +1,306 @@
+"""Lines of tables, from committed records; docs/results.py says which go where."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import correlation, mean, stdev
+from typing import Any
+
+from replastic.record import Run, find_runs, read
+from replastic.report import best, gather
+from replastic.report.estimates import holm, paired
+from replastic.report.summary import Summary, summarise
+
+RECORDS = Path(__file__).parent.parent / "experiments/results"
+RESET = ("base", "FIRE", "FIRE, exact", "FIRE, everything", "FIRE, everything, exact", "S&P", "DASH", "full reset")
+ITERATIONS = ("FIRE, steps=1", "FIRE, steps=5", "FIRE", "FIRE, steps=20", "FIRE, quintic", "FIRE, Muon's coefficients")
+BY_STEP = (1, 2, 3, 4, 5, 7, 10, 15, 20)
+COSTS = {"S&P": (0.002, 27), "FIRE": (0.06, 55), "DASH": (69, 2834)}  # published: seconds and MB, on a TITAN RTX
+MOVED = "normalised_squared_frobenius_error"
+SPANS = ((1, 10), (31, 40), (51, 60), (91, 100))  # tasks, counted from 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """Arms of an experiment beside what their paper has. `published`: None for arms that it does not have."""
+
+    records: str
+    published: Mapping[str, float | None]
+    digits: int = 3
+    metric: str = "test_accuracy"
+
+
+def lines(table: Table) -> list[str]:
+    """Of each arm: published, here, over how many seeds, and how far single epochs swing."""
+    found, digits = outcomes(table), table.digits
+    rows = ["| | published | here | n | ± over seeds | last five epochs | the last | here - published |", "|---" * 8 + "|"]
+    for arm, published in table.published.items():
+        one = found[arm]
+        spread = f"{one.spread:.{digits}f}" if len(one.last) > 1 else "-"
+        told = [f"{published:.{digits}f}", f"{one.mean - published:+.{digits}f}"] if published is not None else ["-", "-"]
+        low, high = swing(table, arm)
+        rows.append(
+            f"| {arm} | {told[0]} | **{one.mean:.{digits}f}** | {len(one.last)} | {spread} | "
+            f"{low:.{digits}f} to {high:.{digits}f} | {mean(last_epoch(table, arm).values()):.{digits}f} | {told[1]} |"
+        )
+    return rows
+
+
+def short(table: Table) -> list[str]:
+    """The same in three lines: arms across."""
+    found = outcomes(table)
+    arms = [arm for arm, published in table.published.items() if published is not None]
+    return [
+        "| | " + " | ".join(arms) + " |",
+        "|---" * (len(arms) + 1) + "|",
+        "| published | " + " | ".join(f"{table.published[arm]:.3f}" for arm in arms) + " |",
+        "| here | " + " | ".join(f"{found[arm].mean:.3f}" for arm in arms) + " |",
+    ]
+
+
+def outcomes(table: Table) -> dict[str, Summary]:
+    """Every arm's end, by its name."""
+    ((study,), problems) = gather([RECORDS / table.records], metric=table.metric)
+    assert not problems, problems
+    return {one.arm: one for one in summarise(study)}
+
+
+def runs_in(records: str) -> list[Run]:
+    """All of a folder's runs."""
+    return [read(folder) for folder in find_runs(RECORDS / records)]
+
+
+def arms_in(*records: str) -> dict[str, list[Run]]:
+    """The runs of each arm, but for first tasks that arms share."""
+    arms: dict[str, list[Run]] = {}
+    for run in (run for one in records for run in runs_in(one) if run.config["tasks"] is None):
+        arms.setdefault(run.arm, []).append(run)
+    return arms
+
+
+def swing(table: Table, arm: str) -> tuple[float, float]:
+    """The least and the most of the last five epochs, of all seeds."""
+    rows = [row for run in runs_in(table.records) if run.arm == arm for row in run.rows[-5:]]
+    return min(row[table.metric] for row in rows), max(row[table.metric] for row in rows)
+
+
+def last_epoch(table: Table, arm: str) -> dict[int, float]:
+    """What the last epoch alone says, by seed."""
+    return {run.seed: run.rows[-1][table.metric] for run in runs_in(table.records) if run.arm == arm}
+
+
+def tested(table: Table, arm: str, baseline: str) -> list[str]:
+    """Whether an arm differs from the baseline, seed by seed; p is adjusted for all arms that could be compared so."""
+    found, said = outcomes(table), []
+    for over, figures in {
+        "over the last five epochs": {name: dict(found[name].last) for name in table.published},
+        "in the last epoch alone": {name: last_epoch(table, name) for name in table.published},
+    }.items():
+        others = {name: paired(figures[name], figures[baseline]) for name in table.published if name != baseline}
+        adjusted = dict(zip(others, holm([one.p for one in others.values()]), strict=True))
+        one = others[arm]
+        said.append(f"{over} {one.mean:+.4f} (p = {one.p:.2f}, adjusted {adjusted[arm]:.2f})")
+    return [f"{arm} against {baseline}, by a paired t-test over {one.n} seeds: " + "; ".join(said) + "."]
+
+
+def after_the_reset(records: str) -> list[str]:
+    """What is measured at the start of the second task; means over seeds."""
+    rows = [
+        "| right after | n | test accuracy | largest Hessian eigenvalue | DfI | SFE, all layers | SFE, mean over layers |",
+        "|---" * 7 + "|",
+    ]
+    arms = arms_in(records)
+    for arm in (arm for arm in RESET if arm in arms):
+        starts = [start_of_second(run) for run in arms[arm]]
+        found = [start["measures"] for start in starts]
+        moved = [value for one in found for name, value in one.items() if name.startswith(f"{MOVED}/")]
+        shown = [
+            f"{len(starts)}",
+            f"{mean(start['test_accuracy'] for start in starts):.2f}",
+            *(f"{mean(one[name] for one in found):.2g}" for name in ("hessian_top_eigenvalue", "deviation_from_isometry")),
+            *(f"{mean(values):.2f}" for values in ([one[MOVED] for one in found], moved)),
+        ]
+        rows.append("| " + " | ".join([arm, *shown]) + " |")
+    return rows
+
+
+def iterations(*records: str) -> list[str]:
+    """FIRE by the number of steps and by coefficients: what comes out at the end, and how far from an isometry it began."""
+    rows = ["| | here | n | last five epochs | right after the reset: DfI | SFE |", "|---" * 6 + "|"]
+    arms = arms_in(*records)
+    for arm in ITERATIONS:
+        last = [row["test_accuracy"] for run in arms[arm] for row in run.rows[-5:]]
+        found = [start_of_second(run)["measures"] for run in arms[arm]]
+        rows.append(
+            f"| {arm if arm != 'FIRE' else 'FIRE, steps=10'} | **{mean(last):.3f}** | {len(found)} | {min(last):.3f} to "
+            f"{max(last):.3f} | {mean(one['deviation_from_isometry'] for one in found):.2g} | "
+            f"{mean(one[MOVED] for one in found):.3f} |"
+        )
+    return rows
+
+
+def by_step(records: str) -> list[str]:
+    """DfI and SFE after so many steps; means over seeds."""
+    arms = arms_in(records)
+    rows = ["| steps | " + " | ".join(map(str, BY_STEP)) + " |", "|---" * (len(BY_STEP) + 1) + "|"]
+    for label, name, digits in (
+        ("DfI", "deviation_from_isometry", ".2g"),
+        ("SFE", "squared_frobenius_error", ".0f"),
+        ("SFE, normalised", MOVED, ".3f"),
+    ):
+        shown = [mean(start_of_second(run)["measures"][name] for run in arms[f"FIRE, steps={steps}"]) for steps in BY_STEP]
+        rows.append(f"| {label} | " + " | ".join(f"{figure:{digits}}" for figure in shown) + " |")
+    return rows
+
+
+def costs() -> list[str]:
+    """Time and memory of a boundary, beside what is published."""
+    rows = ["| | seconds, published | here | MB, published | here |", "|---|---|---|---|---|"]
+    for line in map(json.loads, (RECORDS / "fire-table-1.jsonl").read_text().splitlines()):
+        seconds, megabytes = COSTS[line["method"]]
+        rows.append(f"| {line['method']} | {seconds} | {line['seconds']:.2g} | {megabytes} | {line['megabytes']:.0f} |")
+    return rows
+
+
+def start_of_second(run: Run) -> Mapping[str, Any]:
+    """The row right after the first boundary."""
+    return next(row for row in run.rows if (row["task"], row["epoch"]) == (1, 0))
+
+
+def train_accuracy(records: str) -> list[str]:
+    """Of each arm, in the last five epochs."""
+    found = outcomes(Table(records, {}, metric="train_accuracy"))
+    return ["| " + " | ".join(found) + " |", "|---" * len(found) + "|",
+            "| " + " | ".join(f"{one.mean:.3f}" for one in found.values()) + " |"]  # fmt: skip
+
+
+def settings(records: str) -> list[str]:
+    """The points that were tried for arms without published settings."""
+    chosen = {one.arm for one in best(RECORDS / records).values()}
+    rows = ["| | validation | test |", "|---|---|---|"]
+    for run in runs_in(records):
+        if not run.config.get("grid"):
+            continue
+        means = [mean(row[f"{split}_accuracy"] for row in run.rows[-5:]) for split in ("validation", "test")]
+        mark = "**" if run.arm in chosen else ""
+        rows.append(f"| {mark}{run.arm}{mark} | " + " | ".join(f"{figure:.3f}" for figure in means) + " |")
+    return rows
+
+
+def chosen(records: str) -> list[str]:
+    """Arms, and of those that are grids the point that held-out images choose."""
+    points = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}
+    grids = {run.arm for run in runs_in(records) if run.config.get("grid")}
+    rows = ["| | chosen of the grid | here | n | ± over seeds |", "|---|---|---|---|---|"]
+    for name, one in outcomes(Table(records, {})).items():
+        if name in points or name not in grids:
+            arm, point = points.get(name, (name, {}))
+            said = ", ".join(f"{key} {value:g}" for key, value in point.items()) or "-"
+            rows.append(f"| {arm} | {said} | **{one.mean:.4f}** | {len(one.last)} | {one.spread:.4f} |")
+    return rows
+
+
+def alarm(records: str) -> list[str]:
+    """FIRE told of boundaries, and told of none: accuracy at the ends of tasks."""
+    alarms = json.loads((RECORDS / records / "alarms.json").read_text())
+    rows = ["| | the last two tasks | ± over seeds | n | all tasks | the worst task | resets |", "|---" * 7 + "|"]
+    found: dict[str, list[list[float]]] = {}
+    for run in (run for runs in arms_in(records).values() for run in runs):
+        found.setdefault(run.arm, []).append(ends_of_tasks(run, "train_accuracy"))
+    for arm, seeds in sorted(found.items(), key=lambda item: -mean(ends[-1] + ends[-2] for ends in item[1])):
+        late, every = [mean(ends[-2:]) for ends in seeds], [end for ends in seeds for end in ends]
+        resets = mean(len(steps) for steps in alarms[arm].values()) if arm in alarms else len(seeds[0]) - 1
+        rows.append(
+            f"| {arm} | **{mean(late):.3f}** | {stdev(late):.3f} | {len(late)} | {mean(every):.3f} | {min(every):.2f} | "
+            f"{0 if arm == 'base' else resets:g} |"
+        )
+    return rows
+
+
+def ends_of_tasks(run: Run, figure: str) -> list[float]:
+    """What the last row of each task says, of tasks that have been trained."""
+    return [*{row["task"]: row[figure] for row in run.rows if row["epoch"]}.values()]
+
+
+def over_tasks(records: str, figure: str, published: Mapping[str, float]) -> list[str]:
+    """Of each arm, means over the same tasks; an arm that was stopped has no later ones."""
+    spans = [f"tasks {first} to {last}" for first, last in SPANS]
+    rows = [f"| | tasks trained | {' | '.join(spans)} | published, task 800 |", "|---" * (len(spans) + 3) + "|"]
+    arms = arms_in(records)
+    for arm, value in published.items():
+        ends = [ends_of_tasks(run, figure) for run in arms[arm]]
+        cells = [
+            f"{mean(one for seed in ends for one in seed[first - 1 : last]):.3f}" if min(map(len, ends)) >= last else "-"
+            for first, last in SPANS
+        ]
+        rows.append(f"| {arm} | {min(map(len, ends))} | {' | '.join(cells)} | {value:.3f} |")
+    return rows
+
+
+def inside(records: str, order: Iterable[str]) -> list[str]:
+    """Dead units and effective rank at the end of some tasks, and the Hessian at their start."""
+    tasks = [first for first, _ in SPANS if first > 1]
+    every = f"tasks {', '.join(map(str, tasks))}"
+    rows = [f"| {every} | dead units, share | effective rank | ε-rank, share | largest eigenvalue |", "|---" * 5 + "|"]
+    arms = arms_in(records)
+    for arm in order:
+        rows_of = {(row["task"] + 1, row["epoch"]): row.get("measures", {}) for run in arms[arm] for row in run.rows}
+        told = [
+            [format(figure(rows_of[task, epoch]), digits) if (task, epoch) in rows_of else "-" for task in tasks]
+            for epoch, figure, digits in (
+                (1, lambda found: found["dead_fraction"], ".3f"),
+                (1, lambda found: found["effective_rank"], ".0f"),
+                (0, lambda found: found["hessian_epsilon_mass"], ".3f"),
+                (0, lambda found: max(found["hessian_spectrum"]["nodes"]), ".0f"),
+            )
+        ]
+        rows.append(f"| {arm} | " + " | ".join(", ".join(one) for one in told) + " |")
+    return rows
+
+
+def curvature_and_accuracy(records: str, figure: str) -> list[str]:
+    """How well the share of the Hessian's eigenvalues that are not small, at a task's start, tells its accuracy."""
+    pairs = [
+        (row["measures"]["hessian_epsilon_mass"], ends[row["task"]])
+        for runs in arms_in(records).values()
+        for run in runs
+        for ends in [ends_of_tasks(run, figure)]
+        for row in run.rows
+        if row["epoch"] == 0 and "hessian_epsilon_mass" in row.get("measures", {}) and row["task"] < len(ends)
+    ]
+    r = correlation(*zip(*pairs, strict=True))
+    told = f"ε-rank at the start and accuracy correlate with r = {r:.2f} (R² = {r * r:.2f})"
+    return [f"Over {len(pairs)} tasks of all arms, {told}."]
+
+
+def moments_of_alarms(records: str) -> list[str]:
+    """How far into a task most alarms came."""
+    (length,) = {
+        run.rows[-1]["step"] // (run.rows[-1]["task"] + 1) for run in runs_in(records) if run.arm == "FIRE on alarm"
+    }
+    alarms = json.loads((RECORDS / records / "alarms.json").read_text())["FIRE on alarm"].values()
+    within = Counter(step % length for steps in alarms for step in steps)
+    ((moment, often),) = within.most_common(1)
+    return [f"{often} of {within.total()} alarms came {moment} steps into a task."]
+
+
+def times(folders: Iterable[str]) -> list[str]:
+    """How long all runs of a folder took together: the time in which one of them, or several, went on."""
+    rows = ["| records | runs | time | on |", "|---|---|---|---|"]
+    for name in folders:
+        runs = runs_in(name)
+        starts = [datetime.fromisoformat(json.loads((run.folder / "run.json").read_text())["started"]) for run in runs]
+        spans = sorted((start, start + timedelta(seconds=run.times[-1])) for start, run in zip(starts, runs, strict=True))
+        went, until = timedelta(), spans[0][0]
+        for start, end in spans:
+            went += max(end - max(start, until), timedelta())
+            until = max(until, end)
+        minutes = went.total_seconds() / 60
+        machines = {f"{run.provenance['gpu'] or run.provenance['cpu']}, torch {run.provenance['torch']}" for run in runs}
+        rows.append(f"| `{name}` | {len(runs)} | {minutes:.0f} min | {'; '.join(sorted(machines))} |")
+    return rows
