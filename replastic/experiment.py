@@ -88,8 +88,8 @@ def _train_as_one(runs: Sequence[Running], tell: Tell) -> None:
     """Stack them. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
     try:
         together = [running for running in runs if not running.ended]
-        worth = 1 if runs and runs[0].device.type == "cuda" else 2  # on a GPU a single one is faster so, too
-        if len(together) >= worth:
+        # What is compiled uses that gradients of single samples are two vectors, which is worth it for one run, too.
+        if len(together) > 1 or (together and together[0].run.training.path == "stacked compiled"):
             finish_stacked(together, tell)
     finally:
         for running in runs:
