@@ -184,7 +184,8 @@ def _paper(text: str) -> str:
             names = re.split(r", | & ", found[1].removesuffix(" et al."))
             who = f"{names[0]} et al." if len(names) > 2 or "et al." in found[1] else " & ".join(names)
             year = re.search(r"\b(?:19|20)\d\d\b", flat)
-            return f"{who} {year[0]}" if year else who
+            said = f"{who} {year[0]}" if year else who
+            return f"{said}, in part" if "of no paper" in flat else said
         if "under review" in flat:
             return "under review"
     raise ValueError(f"no paper is named in: {text[:80]}")
