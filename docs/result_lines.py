@@ -13,6 +13,7 @@ from typing import Any
 
 from replastic.record import Run, find_runs, read
 from replastic.report import best, gather
+from replastic.report.curves import Moment, points_of
 from replastic.report.estimates import holm, paired
 from replastic.report.summary import Summary, summarise
 
@@ -75,10 +76,12 @@ def runs_in(records: str) -> list[Run]:
     return [read(folder) for folder in find_runs(RECORDS / records)]
 
 
-def arms_in(*records: str) -> dict[str, list[Run]]:
-    """The runs of each arm, but for first tasks that arms share."""
+def arms_in(*records: str, stopped: bool = False) -> dict[str, list[Run]]:
+    """The runs of each arm, but for first tasks that arms share. stopped: also those that have not ended."""
     arms: dict[str, list[Run]] = {}
     for run in (run for one in records for run in runs_in(one) if run.config["tasks"] is None):
+        assert stopped or run.status == "finished", run.folder
+        assert run.seed not in [other.seed for other in arms.get(run.arm, [])], f"{run.arm}, seed {run.seed}: twice"
         arms.setdefault(run.arm, []).append(run)
     return arms
 
@@ -211,7 +214,7 @@ def alarm(records: str) -> list[str]:
     rows = ["| | the last two tasks | ± over seeds | n | all tasks | the worst task | resets |", "|---" * 7 + "|"]
     found: dict[str, list[list[float]]] = {}
     for run in (run for runs in arms_in(records).values() for run in runs):
-        found.setdefault(run.arm, []).append(ends_of_tasks(run, "train_accuracy"))
+        found.setdefault(run.arm, []).append([*ends_of_tasks(run, "train_accuracy").values()])
     for arm, seeds in sorted(found.items(), key=lambda item: -mean(ends[-1] + ends[-2] for ends in item[1])):
         late, every = [mean(ends[-2:]) for ends in seeds], [end for ends in seeds for end in ends]
         resets = mean(len(steps) for steps in alarms[arm].values()) if arm in alarms else len(seeds[0]) - 1
@@ -222,59 +225,81 @@ def alarm(records: str) -> list[str]:
     return rows
 
 
-def ends_of_tasks(run: Run, figure: str) -> list[float]:
-    """What the last row of each task says, of tasks that have been trained."""
-    return [*{row["task"]: row[figure] for row in run.rows if row["epoch"]}.values()]
+def ends_of_tasks(run: Run, figure: str) -> dict[int, float]:
+    """What is known at the end of each task; tasks are counted from 1."""
+    return dict(points_of(run, figure, "end"))
 
 
-def over_tasks(records: str, figure: str, published: Mapping[str, float]) -> list[str]:
+def over_tasks(records: str, figure: str, order: Iterable[str], published: Mapping[str, float] | None = None) -> list[str]:
     """Of each arm, means over the same tasks; an arm that was stopped has no later ones."""
     spans = [f"tasks {first} to {last}" for first, last in SPANS]
-    rows = [f"| | tasks trained | {' | '.join(spans)} | published, task 800 |", "|---" * (len(spans) + 3) + "|"]
-    arms = arms_in(records)
-    for arm, value in published.items():
+    names = ["", "n", "tasks trained", *spans, *(["published, task 800"] if published else [])]
+    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    arms = arms_in(records, stopped=True)
+    for arm in order:
         ends = [ends_of_tasks(run, figure) for run in arms[arm]]
+        trained = min(map(len, ends))
         cells = [
-            f"{mean(one for seed in ends for one in seed[first - 1 : last]):.3f}" if min(map(len, ends)) >= last else "-"
+            f"{mean(seed[task] for seed in ends for task in range(first, last + 1)):.3f}" if trained >= last else "-"
             for first, last in SPANS
         ]
-        rows.append(f"| {arm} | {min(map(len, ends))} | {' | '.join(cells)} | {value:.3f} |")
+        told = [f"{published[arm]:.3f}"] if published else []
+        rows.append("| " + " | ".join([arm, f"{len(ends)}", f"{trained}", *cells, *told]) + " |")
     return rows
+
+
+def ahead(records: str, figure: str, one: str, other: str) -> list[str]:
+    """In how many of the tasks that both have an arm is above another, with the same seed."""
+    arms, compared = arms_in(records, stopped=True), list[bool]()
+    for mine, theirs in ((a, b) for a in arms[one] for b in arms[other] if a.seed == b.seed):
+        ends = ends_of_tasks(theirs, figure)
+        compared += [value > ends[task] for task, value in ends_of_tasks(mine, figure).items() if task in ends]
+    return [f"By {figure}, {one} is above {other} in {sum(compared)} of {len(compared)} tasks."]
 
 
 def inside(records: str, order: Iterable[str]) -> list[str]:
-    """Dead units and effective rank at the end of some tasks, and the Hessian at their start."""
+    """Dead units and effective rank at the end of some tasks, and the Hessian at their start; means over seeds."""
     tasks = [first for first, _ in SPANS if first > 1]
     every = f"tasks {', '.join(map(str, tasks))}"
     rows = [f"| {every} | dead units, share | effective rank | ε-rank, share | largest eigenvalue |", "|---" * 5 + "|"]
-    arms = arms_in(records)
+    arms = arms_in(records, stopped=True)
     for arm in order:
-        rows_of = {(row["task"] + 1, row["epoch"]): row.get("measures", {}) for run in arms[arm] for row in run.rows}
-        told = [
-            [format(figure(rows_of[task, epoch]), digits) if (task, epoch) in rows_of else "-" for task in tasks]
-            for epoch, figure, digits in (
-                (1, lambda found: found["dead_fraction"], ".3f"),
-                (1, lambda found: found["effective_rank"], ".0f"),
-                (0, lambda found: found["hessian_epsilon_mass"], ".3f"),
-                (0, lambda found: max(found["hessian_spectrum"]["nodes"]), ".0f"),
-            )
-        ]
-        rows.append(f"| {arm} | " + " | ".join(", ".join(one) for one in told) + " |")
+        told = []
+        for figure, moment, digits in (
+            ("dead_fraction", "end", ".3f"),
+            ("effective_rank", "end", ".0f"),
+            ("hessian_epsilon_mass", "start", ".3f"),
+            ("largest eigenvalue", "start", ".0f"),
+        ):
+            found = [measured(run, figure, moment) for run in arms[arm]]
+            seen = [[one[task] for one in found if task in one] for task in tasks]
+            told.append(", ".join(f"{mean(values):{digits}}" if values else "-" for values in seen))
+        rows.append(f"| {arm} | " + " | ".join(told) + " |")
     return rows
 
 
+def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:
+    """A measure at the start or end of tasks, where it was taken; tasks are counted from 1."""
+    if figure == "largest eigenvalue":
+        starts = {row["task"] + 1: row.get("measures", {}) for row in run.rows if row["epoch"] == 0}
+        return {
+            task: max(found["hessian_spectrum"]["nodes"]) for task, found in starts.items() if "hessian_spectrum" in found
+        }
+    return dict(points_of(run, f"measures.{figure}", moment))
+
+
 def curvature_and_accuracy(records: str, figure: str) -> list[str]:
-    """How well the share of the Hessian's eigenvalues that are not small, at a task's start, tells its accuracy."""
-    pairs = [
-        (row["measures"]["hessian_epsilon_mass"], ends[row["task"]])
-        for runs in arms_in(records).values()
-        for run in runs
-        for ends in [ends_of_tasks(run, figure)]
-        for row in run.rows
-        if row["epoch"] == 0 and "hessian_epsilon_mass" in row.get("measures", {}) and row["task"] < len(ends)
-    ]
+    """How well the share of the Hessian's eigenvalues that are not small, at a task's start, tells its accuracy.
+
+    Without first tasks, which are the same in all arms.
+    """
+    pairs = []
+    for run in (run for runs in arms_in(records, stopped=True).values() for run in runs):
+        ends = ends_of_tasks(run, figure)
+        starts = measured(run, "hessian_epsilon_mass", "start")
+        pairs += [(share, ends[task]) for task, share in starts.items() if task > 1 and task in ends]
     r = correlation(*zip(*pairs, strict=True))
-    told = f"ε-rank at the start and accuracy correlate with r = {r:.2f} (R² = {r * r:.2f})"
+    told = f"ε-rank at the start and {figure} correlate with r = {r:.2f} (R² = {r * r:.2f})"
     return [f"Over {len(pairs)} tasks of all arms, {told}."]
 
 

@@ -16,6 +16,7 @@ from result_lines import (
     RECORDS,
     Table,
     after_the_reset,
+    ahead,
     alarm,
     by_step,
     chosen,
@@ -97,7 +98,10 @@ def blocks() -> dict[str, list[str]]:
     blocks["by-step"] = by_step("fire-6-cifar10")
     blocks["costs"] = costs()
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
-    blocks["permuted-mnist"] = over_tasks("permuted-mnist", "online_accuracy", PERMUTED)
+    blocks["permuted-mnist"] = over_tasks("permuted-mnist", "online_accuracy", PERMUTED, PERMUTED)
+    blocks["permuted-mnist-test"] = over_tasks("permuted-mnist", "test_accuracy", PERMUTED)
+    for figure in ("online", "test"):
+        blocks[f"permuted-mnist-ahead-{figure}"] = ahead("permuted-mnist", f"{figure}_accuracy", "L2-ER", "BP")
     blocks["permuted-mnist-inside"] = inside("permuted-mnist", PERMUTED)
     blocks["permuted-mnist-curvature"] = curvature_and_accuracy("permuted-mnist", "online_accuracy")
     blocks["alarm"] = alarm("watch-random-labels-mnist")

@@ -88,7 +88,7 @@ def _train_as_one(runs: Sequence[Running], tell: Tell) -> None:
     """Stack them. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
     try:
         together = [running for running in runs if not running.ended]
-        # What is compiled uses that gradients of single samples are two vectors, which is worth it for one run, too.
+        # Compiled, a step on a single sample needs no gradient matrices, which is worth it for one run, too.
         if len(together) > 1 or (together and together[0].run.training.path == "stacked compiled"):
             finish_stacked(together, tell)
     finally:

@@ -67,7 +67,7 @@ class RunSpec:
                 "name": data,
                 **with_defaults(DATA_SETS[data], of_data, FROM_CALLER),
                 "validation": experiment.validation,
-                **({} if experiment.normalised else {"normalised": False}),  # what was recorded before it could be said
+                **({} if experiment.normalised else {"normalised": False}),  # records that are older have no such key
             },
             "model": {"name": model, **with_defaults(MODELS[model], of_model, FROM_IMAGES)},
             "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},

@@ -76,6 +76,14 @@ def test_the_task_in_which_a_run_stopped_has_no_end(status: str) -> None:
     assert found.x.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("epochs", [2, [2, 2, 2], [3, 1, 2]])
+def test_a_task_that_was_trained_to_its_end_before_the_run_stopped_has_one(epochs: int | list[int]) -> None:
+    run = run_of("base", 1, rows_of([[0.8, 0.9], [0.1, 0.2]]), status="started", about={"tasks": 3, "epochs": epochs})
+    (found,) = curves(study_of(run), TEST, "end")
+    whole = isinstance(epochs, int) or epochs[1] == 2
+    assert found.values.tolist() == ([[0.9, 0.2]] if whole else [[0.9]])
+
+
 def test_a_figure_that_no_run_has_is_no_curve() -> None:
     study = study_of(run_of("base", 1, rows_of([0.1])), run_of("new", 1, [], status="started"))
     assert curves(study, "loss", "epoch") == []

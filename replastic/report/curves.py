@@ -41,8 +41,8 @@ def curves(study: Study, figure: str, moment: Moment) -> list[Curve]:
     """A figure in every arm that has it.
 
     moment: "start", right after each boundary, over tasks; "end", in the last row of each task, over tasks; "epoch", in each
-        row behind the boundary's, over the epochs of the stream; "last", the same over those of the last task. The
-        task in which a run stopped has no end.
+        row behind the boundary's, over the epochs of the stream; "last", the same over those of the last task. A
+        task in the midst of which a run stopped has no end.
     """
     found = []
     for arm, runs in study.arms.items():
@@ -59,12 +59,18 @@ def points_of(run: Run, figure: str, moment: Moment) -> Iterator[tuple[int, floa
     tasks = run.about.get("tasks") or max((row["task"] + 1 for row in run.rows), default=0)
     for row, after in zip_longest(run.rows, run.rows[1:]):
         task, epoch, value = row["task"], row["epoch"], get(row)
-        ends_task = run.status == "finished" if after is None else after["task"] != task
+        ends_task = _is_whole(run, task, epoch) if after is None else after["task"] != task
         meant = {"end": ends_task, "last": task + 1 == tasks}.get(moment, True)
         if isinstance(value, int | float) and (epoch == 0) == (moment == "start") and meant:
             yield {"epoch": before + epoch, "last": epoch}.get(moment, task + 1), float(value)
         if ends_task:
             before += epoch
+
+
+def _is_whole(run: Run, task: int, epoch: int) -> bool:
+    """Whether a run's last task was trained to its end, though perhaps not the run."""
+    lengths = run.about.get("epochs")
+    return run.status == "finished" or epoch == (lengths[task] if isinstance(lengths, list) else lengths)
 
 
 def boundaries(study: Study) -> list[int]:

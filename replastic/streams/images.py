@@ -58,7 +58,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """A data set. Mean and standard deviation are of the channels of training images, in [0, 1]."""
+    """A data set. Mean and standard deviation, by which channels are normalised, are for pixels in [0, 1]."""
 
     name: str
     train: Split
@@ -140,7 +140,7 @@ class Examples:
         return len(self.labels)
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised images (batch, channels, height, width) and labels. In memory the channels come last."""
+        """Images (batch, channels, height, width), normalised, and labels. In memory the channels come last."""
         images = self.images.index_select(0, self.index.index_select(0, chosen))
         if self.pixels is not None:
             images = images.flatten(1, 2).index_select(1, self.pixels).view_as(images)
