@@ -232,8 +232,8 @@ def ends_of_tasks(run: Run, figure: str) -> dict[int, float]:
 
 def over_tasks(records: str, figure: str, order: Iterable[str], published: Mapping[str, float] | None = None) -> list[str]:
     """Of each arm, means over the same tasks; an arm that was stopped has no later ones."""
-    spans = [f"tasks {first} to {last}" for first, last in SPANS]
-    names = ["", "n", "tasks trained", *spans, *(["published, task 800"] if published else [])]
+    spans = [f"{first} to {last}" for first, last in SPANS]
+    names = ["tasks", "n", "trained", *spans, *(["800, published"] if published else [])]
     rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     arms = arms_in(records, stopped=True)
     for arm in order:

@@ -76,6 +76,7 @@ def shrunken(file: str) -> Experiment:
     changes += [f"protocol.{key}=2" for key in two.get(protocol, ["tasks"])]
     changes += ["protocol.epochs=" + ("[1, 1]" if protocol == "warm_start" else "1"), "training.evaluate_every=1"]
     changes += ["protocol.samples=30"] if "samples" in full.protocol[1] else []
+    changes += ['training.path="auto"'] if full.training.path == "compiled" else []  # which has tests of its own
     changes += ["data.validation=10"] if full.validation else []
     images = len(stand_in(full.data[0]).train)
     if full.protocol[0] == "class_pairs":
