@@ -195,16 +195,21 @@ def settings(records: str) -> list[str]:
     return rows
 
 
-def chosen(records: str) -> list[str]:
-    """Arms, and of those that are grids the point that held-out images choose."""
+def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
+    """Arms, and of those that are grids the point that held-out images choose. all_tasks: also how all tasks ended."""
     points = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}
-    grids = {run.arm for run in runs_in(records) if run.config.get("grid")}
-    rows = ["| | chosen of the grid | here | n | ± over seeds |", "|---|---|---|---|---|"]
+    arms = arms_in(records)
+    grids = {arm for arm, runs in arms.items() if runs[0].config.get("grid")}
+    names = ["arm", "chosen of the grid", "here", "n", "± over seeds", *(["ends of all tasks"] if all_tasks else [])]
+    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for name, one in outcomes(Table(records, {})).items():
         if name in points or name not in grids:
             arm, point = points.get(name, (name, {}))
             said = ", ".join(f"{key} {value:g}" for key, value in point.items()) or "-"
-            rows.append(f"| {arm} | {said} | **{one.mean:.4f}** | {len(one.last)} | {one.spread:.4f} |")
+            spread = f"{one.spread:.4f}" if len(one.last) > 1 else "-"
+            ends = [value for run in arms[name] for value in ends_of_tasks(run, "test_accuracy").values()]
+            more = [f"{mean(ends):.4f}"] if all_tasks else []
+            rows.append("| " + " | ".join([arm, said, f"**{one.mean:.4f}**", f"{len(one.last)}", spread, *more]) + " |")
     return rows
 
 

@@ -98,10 +98,12 @@ def blocks() -> dict[str, list[str]]:
     blocks["by-step"] = by_step("fire-6-cifar10")
     blocks["costs"] = costs()
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
+    for number in (3, 4):
+        blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
     blocks["permuted-mnist"] = over_tasks("permuted-mnist", "online_accuracy", PERMUTED, PERMUTED)
     blocks["permuted-mnist-test"] = over_tasks("permuted-mnist", "test_accuracy", PERMUTED)
-    for figure in ("online", "test"):
-        blocks[f"permuted-mnist-ahead-{figure}"] = ahead("permuted-mnist", f"{figure}_accuracy", "L2-ER", "BP")
+    for of in ("online", "test"):
+        blocks[f"permuted-mnist-ahead-{of}"] = ahead("permuted-mnist", f"{of}_accuracy", "L2-ER", "BP")
     blocks["permuted-mnist-inside"] = inside("permuted-mnist", PERMUTED)
     blocks["permuted-mnist-curvature"] = curvature_and_accuracy("permuted-mnist", "online_accuracy")
     blocks["alarm"] = alarm("watch-random-labels-mnist")
