@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -235,10 +235,16 @@ def ends_of_tasks(run: Run, figure: str) -> dict[int, float]:
     return dict(points_of(run, figure, "end"))
 
 
-def over_tasks(records: str, figure: str, order: Iterable[str], published: Mapping[str, float] | None = None) -> list[str]:
+def over_tasks(
+    records: str,
+    figure: str,
+    order: Iterable[str],
+    published: Mapping[str, float] | None = None,
+    spans: Sequence[tuple[int, int]] = SPANS,
+) -> list[str]:
     """Of each arm, means over the same tasks; an arm that was stopped has no later ones."""
-    spans = [f"{first} to {last}" for first, last in SPANS]
-    names = ["tasks", "n", "trained", *spans, *(["800, published"] if published else [])]
+    counted = [f"{first} to {last}" for first, last in spans]
+    names = ["tasks", "n", "trained", *counted, *(["800, published"] if published else [])]
     rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     arms = arms_in(records, stopped=True)
     for arm in order:
@@ -246,7 +252,7 @@ def over_tasks(records: str, figure: str, order: Iterable[str], published: Mappi
         trained = min(map(len, ends))
         cells = [
             f"{mean(seed[task] for seed in ends for task in range(first, last + 1)):.3f}" if trained >= last else "-"
-            for first, last in SPANS
+            for first, last in spans
         ]
         told = [f"{published[arm]:.3f}"] if published else []
         rows.append("| " + " | ".join([arm, f"{len(ends)}", f"{trained}", *cells, *told]) + " |")

@@ -104,6 +104,10 @@ def blocks() -> dict[str, list[str]]:
     blocks["permuted-mnist-test"] = over_tasks("permuted-mnist", "test_accuracy", PERMUTED)
     for of in ("online", "test"):
         blocks[f"permuted-mnist-ahead-{of}"] = ahead("permuted-mnist", f"{of}_accuracy", "L2-ER", "BP")
+    released = {arm: PERMUTED[arm] for arm in ("L2-ER", "L2", "BP")}
+    blocks["permuted-mnist-as-released"] = over_tasks(
+        "permuted-mnist-as-released", "online_accuracy", released, released, [(1, 5), (6, 10)]
+    )
     blocks["permuted-mnist-inside"] = inside("permuted-mnist", PERMUTED)
     blocks["permuted-mnist-curvature"] = curvature_and_accuracy("permuted-mnist", "online_accuracy")
     blocks["alarm"] = alarm("watch-random-labels-mnist")
