@@ -217,9 +217,9 @@ def alarm(records: str) -> list[str]:
     """FIRE told of boundaries, and told of none: accuracy at the ends of tasks."""
     alarms = json.loads((RECORDS / records / "alarms.json").read_text())
     rows = ["| | the last two tasks | ± over seeds | n | all tasks | the worst task | resets |", "|---" * 7 + "|"]
-    found: dict[str, list[list[float]]] = {}
-    for run in (run for runs in arms_in(records).values() for run in runs):
-        found.setdefault(run.arm, []).append([*ends_of_tasks(run, "train_accuracy").values()])
+    found = {
+        arm: [[*ends_of_tasks(run, "train_accuracy").values()] for run in runs] for arm, runs in arms_in(records).items()
+    }
     for arm, seeds in sorted(found.items(), key=lambda item: -mean(ends[-1] + ends[-2] for ends in item[1])):
         late, every = [mean(ends[-2:]) for ends in seeds], [end for ends in seeds for end in ends]
         resets = mean(len(steps) for steps in alarms[arm].values()) if arm in alarms else len(seeds[0]) - 1

@@ -33,7 +33,7 @@ def finish_stacked(runs: Sequence[Running], tell: Callable[[Running], None] | No
     except RecordNotWritten:
         raise
     except Exception as problem:
-        log.warning("%d runs train one by one, as a stack of them failed: %s", len(runs), problem)
+        log.warning("a stack of %d failed, and its runs train one by one: %s", len(runs), problem)
 
 
 def _train(runs: Sequence[Running], done: Position, tell: Callable[[Running], None] | None) -> None:
