@@ -125,5 +125,42 @@ def test_without_a_terminal_ends_are_lines_and_silence_is_broken(tmp_path: Path,
     assert capsys.readouterr().out == "FIRE, seed 1: diverged, test_accuracy 0.2500 (1 of 1 runs)\n"
 
 
+def test_a_first_task_that_another_run_has_trained_is_no_work_of_ones_own(tmp_path: Path) -> None:
+    following = Following([tmp_path], adopting=[tmp_path])
+    with opened(tmp_path) as record:
+        for epoch in range(4):
+            record.add({"task": 0, "epoch": epoch, "step": epoch})
+        list(following.news())
+        assert following.runs[0].done == 0
+        record.add({"task": 1, "epoch": 1, "step": 4})
+        list(following.news())
+        assert following.runs[0].done == 1  # of one epoch
+
+
+def test_time_is_counted_from_when_the_first_run_begins_and_not_from_the_first_task_that_runs_share(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("replastic.cli.progress.time.monotonic", lambda: clock[0])
+    first, arm = tmp_path / "first", tmp_path / "arm"
+    following, lines = Following([first, arm], adopting=[arm]), _Lines("test_accuracy")
+
+    def show() -> str:
+        list(following.news())
+        lines.show([run for run in following.runs if run.moved], following.runs[1:])
+        return capsys.readouterr().out
+
+    with opened(first) as record:
+        record.add({"task": 0, "epoch": 3, "step": 3})
+        clock[0] = 1000
+        assert "left" not in show()
+    with Record.open(arm, config={}, seed=1, arm="FIRE", about={"tasks": 2, "epochs": [3, 10]}) as record:
+        record.add({"task": 0, "epoch": 3, "step": 3})
+        show()
+        record.add({"task": 1, "epoch": 2, "step": 5})
+        clock[0] = 1020
+        assert "about 1 min 20 s left" in show()
+
+
 def test_durations_are_as_people_say_them() -> None:
     assert [_duration(seconds) for seconds in (4.4, 75, 3700)] == ["4 s", "1 min 15 s", "1 h 1 min"]

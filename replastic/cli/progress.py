@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +29,8 @@ _WIDE = 100  # columns of a terminal, from which on there is room for the time t
 class Progress(AbstractContextManager["Progress"]):
     """While it is entered, somebody is told how far runs are.
 
-    folders: of the runs, of which the `first` so many are first tasks that others share. metric: the figure to show.
-    retry: runs that have failed are tried again. view: also gets every row.
+    folders: of the runs. first: of first tasks that some of them share, which are those of `adopting`. metric: the figure to
+    show. retry: runs that have failed are tried again. view: also gets every row.
     """
 
     def __init__(
@@ -38,12 +38,13 @@ class Progress(AbstractContextManager["Progress"]):
         folders: Sequence[Path],
         metric: str,
         *,
-        first: int = 0,
+        first: Sequence[Path] = (),
+        adopting: Collection[Path] = (),
         retry: bool = False,
         view: LiveView | None = None,
     ) -> None:
-        self._following = Following(folders, whole=view is not None, retry=retry)
-        self._counted = self._following.runs[first:]
+        self._following = Following([*first, *folders], whole=view is not None, retry=retry, adopting=adopting)
+        self._counted = self._following.runs[len(first) :]
         self._view = view
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._follow, daemon=True)
         self._shown = _Bars(metric) if console().is_terminal else _Lines(metric)
@@ -103,12 +104,15 @@ class _Lines:
         self.metric = metric
         self._ended: set[int] = set()
         self._before = 0
-        self._last = self._since = time.monotonic()
+        self._last = time.monotonic()
+        self._since: float | None = None  # first tasks that runs share are over, and the first of these has begun
 
     def begin(self, counted: Sequence[Followed], before: int) -> None:
         self._before = before
 
     def show(self, active: Sequence[Followed], counted: Sequence[Followed]) -> None:
+        if self._since is None and any(run.moved for run in counted):
+            self._since = time.monotonic()
         for run in active:
             if run.ended and id(run) not in self._ended:
                 self._ended.add(id(run))
@@ -121,7 +125,8 @@ class _Lines:
             self._last = time.monotonic()
             new = sum(run.done - run.begun for run in counted)
             left = sum(1 - run.done for run in counted if not run.ended)
-            eta = f"; about {_duration((self._last - self._since) * left / new)} left" if new > 0 else ""
+            took = self._last - self._since if self._since is not None else 0.0
+            eta = f"; about {_duration(took * left / new)} left" if new > 0 else ""
             print_line(f"{'; '.join(_place(run, self.metric) for run in going)}{eta}")
 
     def end(self) -> None:

@@ -56,10 +56,15 @@ class _Experiment(Command):
         from .progress import Progress
 
         runs, firsts = chosen_runs(experiment, self.arm, self.seed), first_tasks(experiment)
-        before = {firsts[run.folder].folder: None for run in runs if run.folder in firsts}
-        view = None if self.live == "off" else live_view(self.live, self.out, experiment.name)
-        folders = [Path(self.out) / folder for folder in (*before, *(run.folder for run in runs))]
-        return Progress(folders, experiment.metric, first=len(before), retry=self.retry, view=view)
+        out, adopting = Path(self.out), [run.folder for run in runs if run.folder in firsts]
+        return Progress(
+            [out / run.folder for run in runs],
+            experiment.metric,
+            first=[out / folder for folder in dict.fromkeys(firsts[adopts].folder for adopts in adopting)],
+            adopting={out / folder for folder in adopting},
+            retry=self.retry,
+            view=None if self.live == "off" else live_view(self.live, self.out, experiment.name),
+        )
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ class Followed:
     """A run that may not have begun yet. about: what its record says of it, once there is one. status: "" until then."""
 
     folder: Path
+    adopts: bool = False  # whether another run trains its first task for it
     about: dict[str, Any] = field(default_factory=dict)  # as in run.json
     row: dict[str, Any] = field(default_factory=dict)  # the last one
     rows: int = 0  # how many there are, up to `row`
@@ -37,13 +38,15 @@ class Followed:
 
     @property
     def done(self) -> float:
-        """The share of its epochs that is behind it."""
+        """The share of its epochs that is behind it; those of a first task that it adopts are not counted."""
         if self.status == "finished":
             return 1.0
         epochs = self.epochs
         if not epochs or not {"task", "epoch"} <= self.row.keys():
             return 0.0
-        return min(1.0, (sum(epochs[: self.row["task"]]) + self.row["epoch"]) / max(1, sum(epochs)))
+        adopted = epochs[0] if self.adopts else 0
+        behind = sum(epochs[: self.row["task"]]) + self.row["epoch"] - adopted
+        return min(1.0, max(0, behind) / max(1, sum(epochs) - adopted))
 
     @property
     def epochs(self) -> list[int]:
@@ -67,10 +70,19 @@ class Following:
 
     whole: also the rows that were there before, of runs that have not ended.
     retry: runs that have failed will be tried again; what has ended otherwise is not looked at any more.
+    adopting: folders of runs whose first task another run trains.
     """
 
-    def __init__(self, folders: Iterable[str | Path], *, whole: bool = False, retry: bool = False) -> None:
-        self.runs = [Followed(Path(folder)) for folder in folders]
+    def __init__(
+        self,
+        folders: Iterable[str | Path],
+        *,
+        whole: bool = False,
+        retry: bool = False,
+        adopting: Collection[str | Path] = (),
+    ) -> None:
+        adopt = set(map(Path, adopting))
+        self.runs = [Followed(Path(folder), adopts=Path(folder) in adopt) for folder in folders]
         for run in self.runs:
             with suppress(OSError, ValueError):
                 self._begin(run, whole)
