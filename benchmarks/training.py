@@ -3,6 +3,8 @@
     python benchmarks/training.py                 # on what the machine has; writes benchmarks/results/training-<device>.json
     python benchmarks/training.py --only plain here --rounds 2     # some of the ways, nothing written
     python benchmarks/training.py --online        # batches of one alone; the rest of the record stays as it is
+    python benchmarks/training.py --cnn           # the small network on a GPU alone; likewise
+    python benchmarks/training.py --cnn --profile "graph, tf32"    # which kernels take the time of one way; nothing written
     python benchmarks/training.py --write-docs    # the table of docs, from the committed records
 
 All train the same network on images of CIFAR's shape in batches of 256 with Adam, clipping and cross-entropy. "plain" is as
@@ -12,7 +14,9 @@ same with workers and pinned memory. On a CPU the other ways keep freed memory, 
 within each round, an epoch each, and medians compared; first epochs, in which graphs are recorded and code is compiled, are
 left out and given apart.
 
-Online training of permuted MNIST's network (batches of one) is timed in steps a second, alone and stacked.
+The network is ResNet-18 on CUDA and the CNN of Soft Weight Rescaling on a CPU. That CNN is also timed on CUDA, where
+it is so small that its steps wait for launches and memory. Online training of permuted MNIST's network (batches of one) is
+timed in steps a second, alone and stacked.
 """
 
 from __future__ import annotations
@@ -56,8 +60,11 @@ MEMBERS = (5, 25)
 Epoch = Callable[[], object]
 
 
-def build() -> nn.Module:
-    return ResNet() if CUDA else CNN(3, 32, 10)
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "ResNet-18": ResNet,
+    "CNN of Soft Weight Rescaling": lambda: CNN(3, 32, 10),
+}
+LARGE, SMALL = NETWORKS
 
 
 def cifar_like() -> ImageData:
@@ -100,9 +107,9 @@ def torchvision_transform() -> Callable[[Any], Tensor] | None:
     return transforms.Compose([Image.fromarray, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
 
 
-def plain(data: ImageData, workers: int) -> Epoch:
+def plain(data: ImageData, network: str, workers: int) -> Epoch:
     """As FIRE's released code trains; with workers, and pinned memory then, as one would to make it faster."""
-    model = build().to(DEVICE)
+    model = NETWORKS[network]().to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     loader = DataLoader(
         Images(data),
@@ -129,20 +136,20 @@ def plain(data: ImageData, workers: int) -> Epoch:
     return epoch
 
 
-def steps_of(data: ImageData, **settings: Any) -> tuple[EagerSteps, ImageTask]:
+def steps_of(data: ImageData, network: str, **settings: Any) -> tuple[EagerSteps, ImageTask]:
     training = Training(renew_optimizer=True, learning_rate=RATE, clip=CLIP, batch=BATCH, **settings)
     (task,) = single(data.to(DEVICE), seed=0, batch=BATCH, epochs=100)
     layout = torch.channels_last if CUDA else torch.preserve_format
-    model = build().to(device=DEVICE, memory_format=layout)  # pyright: ignore[reportCallIssue]
+    model = NETWORKS[network]().to(device=DEVICE, memory_format=layout)  # pyright: ignore[reportCallIssue]
     learner = Learner(model, training.make_optimizer(model))
     learner.begin(task)
     return steps_for(learner, training), task
 
 
-def here(data: ImageData, **settings: Any) -> Epoch:
+def here(data: ImageData, network: str, **settings: Any) -> Epoch:
     if not CUDA:
         keep_freed_memory()  # as experiments do
-    (steps, task), numbers = steps_of(data, **settings), iter(range(10**6))
+    (steps, task), numbers = steps_of(data, network, **settings), iter(range(10**6))
 
     def epoch() -> None:
         steps.epoch(task, order_of(0, 0, next(numbers)))
@@ -150,18 +157,18 @@ def here(data: ImageData, **settings: Any) -> Epoch:
     return epoch
 
 
-def two_here(data: ImageData, **settings: Any) -> Epoch:
-    """Two runs that take turns, each on a stream of its own."""
-    streams, both = [torch.cuda.Stream(), torch.cuda.Stream()], list[Any]()
+def side_by_side(data: ImageData, network: str, *, runs: int, **settings: Any) -> Epoch:
+    """Runs that take turns, each on a stream of its own."""
+    streams, made = [torch.cuda.Stream() for _ in range(runs)], list[Any]()
     for stream in streams:
         with torch.cuda.stream(stream):
-            both.append(steps_of(data, **settings))
+            made.append(steps_of(data, network, **settings))
     numbers = iter(range(10**6))
 
     def epoch() -> None:
         number = next(numbers)
         active = [
-            (stream, steps.pieces(task, order_of(0, 0, number))) for stream, (steps, task) in zip(streams, both, strict=True)
+            (stream, steps.pieces(task, order_of(0, 0, number))) for stream, (steps, task) in zip(streams, made, strict=True)
         ]
         while active:
             for turn in list(active):
@@ -172,25 +179,40 @@ def two_here(data: ImageData, **settings: Any) -> Epoch:
     return epoch
 
 
-WAYS: dict[str, tuple[Callable[..., Epoch], dict[str, Any], int]] = {
-    "plain": (plain, {"workers": 0}, 1),
-    f"plain, {WORKERS} workers": (plain, {"workers": WORKERS}, 1),
-    "here": (here, {"path": "eager"}, 1),
-    "here, compiled": (here, {"path": "compiled"}, 1),
+Ways = dict[str, tuple[Callable[..., Epoch], dict[str, Any]]]
+PLAIN: Ways = {"plain": (plain, {"workers": 0}), f"plain, {WORKERS} workers": (plain, {"workers": WORKERS})}
+ON_A_CPU: Ways = {
+    **PLAIN,
+    "here": (here, {"path": "eager"}),
+    "here, compiled": (here, {"path": "compiled"}),
 }
-if CUDA:
-    WAYS = {
-        "plain": (plain, {"workers": 0}, 1),
-        f"plain, {WORKERS} workers": (plain, {"workers": WORKERS}, 1),
-        "eager, tf32": (here, {"path": "eager", "precision": "tf32"}, 1),
-        "eager, bfloat16": (here, {"path": "eager", "precision": "bfloat16"}, 1),
-        "graph, float32": (here, {"path": "graph", "precision": "float32"}, 1),
-        "graph, tf32": (here, {"path": "graph", "precision": "tf32"}, 1),
-        "graph, bfloat16": (here, {"path": "graph", "precision": "bfloat16"}, 1),
-        "compiled graph, tf32": (here, {"path": "compiled", "precision": "tf32"}, 1),
-        "compiled graph, bfloat16": (here, {"path": "compiled", "precision": "bfloat16"}, 1),
-        "two side by side, bfloat16": (two_here, {"path": "compiled", "precision": "bfloat16"}, 2),
-    }
+ON_CUDA: Ways = {
+    **PLAIN,
+    "eager, tf32": (here, {"path": "eager", "precision": "tf32"}),
+    "eager, bfloat16": (here, {"path": "eager", "precision": "bfloat16"}),
+    "graph, float32": (here, {"path": "graph", "precision": "float32"}),
+    "graph, tf32": (here, {"path": "graph", "precision": "tf32"}),
+    "graph, bfloat16": (here, {"path": "graph", "precision": "bfloat16"}),
+    "compiled graph, tf32": (here, {"path": "compiled", "precision": "tf32"}),
+    "compiled graph, bfloat16": (here, {"path": "compiled", "precision": "bfloat16"}),
+    "two side by side, bfloat16": (side_by_side, {"path": "compiled", "precision": "bfloat16", "runs": 2}),
+}
+SMALL_ON_CUDA: Ways = {
+    **PLAIN,
+    "graph, tf32": (here, {"path": "graph", "precision": "tf32"}),
+    "compiled graph, tf32": (here, {"path": "compiled", "precision": "tf32"}),
+    "compiled graph, bfloat16": (here, {"path": "compiled", "precision": "bfloat16"}),
+    **{
+        f"{runs} side by side, {path}, {precision}": (side_by_side, {"path": path, "precision": precision, "runs": runs})
+        for runs, path, precision in (
+            (4, "graph", "tf32"),
+            (4, "compiled", "tf32"),
+            (4, "compiled", "bfloat16"),
+            (16, "compiled", "tf32"),
+        )
+    },
+}
+WAYS = {LARGE: ON_CUDA, SMALL: SMALL_ON_CUDA} if CUDA else {SMALL: ON_A_CPU}
 
 
 def timed(epoch: Epoch) -> float:
@@ -201,11 +223,11 @@ def timed(epoch: Epoch) -> float:
     return time.perf_counter() - start
 
 
-def images_a_second(only: list[str] | None, rounds: int) -> dict[str, Any]:
+def images_a_second(network: str, only: list[str] | None, rounds: int) -> dict[str, Any]:
     """On a CPU every way has a process of its own: what one asks of the memory allocator is not for the others."""
-    chosen = {name: runs for name, (_, _, runs) in WAYS.items() if only is None or name in only}
+    chosen = {name: way[1].get("runs", 1) for name, way in WAYS[network].items() if only is None or name in only}
     data = cifar_like() if CUDA else None
-    epochs = {name: made(name, data) if data is not None else made_elsewhere(name) for name in chosen}
+    epochs = {name: made(network, name, data) if data is not None else made_elsewhere(network, name) for name in chosen}
     first, seconds = {}, {name: list[float]() for name in chosen}
     for name, epoch in epochs.items():
         first[name] = epoch()
@@ -222,17 +244,17 @@ def images_a_second(only: list[str] | None, rounds: int) -> dict[str, Any]:
     return found
 
 
-def made(name: str, data: ImageData) -> Callable[[], float]:
+def made(network: str, name: str, data: ImageData) -> Callable[[], float]:
     """A way of training: called, it goes through an epoch, and says how long that took."""
     torch.manual_seed(0)
-    make, settings, _ = WAYS[name]
-    epoch = make(data, **settings)
+    make, settings = WAYS[network][name]
+    epoch = make(data, network, **settings)
     return lambda: timed(epoch)
 
 
-def made_elsewhere(name: str) -> Callable[[], float]:
+def made_elsewhere(network: str, name: str) -> Callable[[], float]:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_epochs, args=(name, theirs))
+    process = multiprocessing.get_context("spawn").Process(target=_epochs, args=(network, name, theirs))
     process.start()
     atexit.register(ours.send, False)  # enough
 
@@ -243,10 +265,21 @@ def made_elsewhere(name: str) -> Callable[[], float]:
     return epoch
 
 
-def _epochs(name: str, pipe: Any) -> None:
-    epoch = made(name, cifar_like())
+def _epochs(network: str, name: str, pipe: Any) -> None:
+    epoch = made(network, name, cifar_like())
     while pipe.recv():
         pipe.send(epoch())
+
+
+def profile(network: str, name: str) -> None:
+    """What an epoch's time goes into, once graphs are recorded and code is compiled."""
+    epoch = made(network, name, cifar_like())
+    for _ in range(2):
+        epoch()
+    kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if CUDA else [])]
+    with torch.profiler.profile(activities=kinds) as seen:
+        epoch()
+    print(seen.key_averages().table(sort_by=f"self_{KIND}_time_total", row_limit=25, max_name_column_width=90))
 
 
 def online(rounds: int) -> dict[str, Any]:
@@ -308,15 +341,11 @@ def rendered(page: str) -> str:
 
 
 def table(record: dict[str, Any]) -> str:
-    made, ways = record["hardware"], record["images"]
+    made = record["hardware"]
     lines = [f"{made['device']}, torch {made['torch']}, {record['network']}, transforms by {record['transforms']}:", ""]
-    crowd = next(name for name in ways if name.startswith("plain, "))
-    lines += [f"| | images a second | beside plain | beside {crowd} | first epoch |", "|---|---|---|---|---|"]
-    for name, way in ways.items():
-        rate, spread = middle(way["images a second"])
-        ratios = [rate / middle(ways[other]["images a second"])[0] for other in ("plain", crowd)]
-        first = f"{way['first epoch, seconds']:.1f} s"
-        lines.append(f"| {name} | {rate:,.0f} ({spread}) | **{ratios[0]:.2f}x** | {ratios[1]:.2f}x | {first} |")
+    lines += rates(record["images"])
+    if "small" in record:
+        lines += ["", f"The same with the {SMALL}:", "", *rates(record["small"])]
     lines += ["", "| permuted MNIST, batches of one | steps a second, all runs | beside one alone |", "|---|---|---|"]
     alone = middle(record["online"]["alone, eager"]["steps a second"])[0]
     for name, way in record["online"].items():
@@ -325,35 +354,59 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rates(ways: dict[str, Any]) -> list[str]:
+    crowd = next(name for name in ways if name.startswith("plain, "))
+    lines = [f"| | images a second | beside plain | beside {crowd} | first epoch |", "|---|---|---|---|---|"]
+    for name, way in ways.items():
+        rate, spread = middle(way["images a second"])
+        ratios = [rate / middle(ways[other]["images a second"])[0] for other in ("plain", crowd)]
+        first = f"{way['first epoch, seconds']:.1f} s"
+        lines.append(f"| {name} | {rate:,.0f} ({spread}) | **{ratios[0]:.2f}x** | {ratios[1]:.2f}x | {first} |")
+    return lines
+
+
 def middle(rates: list[float]) -> tuple[float, str]:
     return statistics.median(rates), f"{min(rates):,.0f} to {max(rates):,.0f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=list(WAYS))
+    parser.add_argument("--only", nargs="+", metavar="WAY", help="these ways alone")
     parser.add_argument("--rounds", type=int, default=ROUNDS[KIND])
     parser.add_argument("--online", action="store_true", help="measure batches of one alone")
+    parser.add_argument("--cnn", action="store_true", help="the small network")
+    parser.add_argument("--profile", metavar="WAY", help="show which kernels take the time")
     parser.add_argument("--write-docs", action="store_true")
     given = parser.parse_args()
-    path = RESULTS / f"training-{KIND}.json"
+    path, network = RESULTS / f"training-{KIND}.json", SMALL if given.cnn or not CUDA else LARGE
+    for way in [*(given.only or []), *([given.profile] if given.profile else [])]:
+        if way not in WAYS[network]:
+            raise SystemExit(f"{way!r}: of the {network} there are " + ", ".join(map(repr, WAYS[network])))
     if given.write_docs:
         PAGE.write_text(rendered(PAGE.read_text()))
-        return
-    if given.online:
+    elif given.profile:
+        profile(network, given.profile)
+    elif given.only is not None:
+        images_a_second(network, given.only, given.rounds)
+    elif given.online or (given.cnn and CUDA):
         record = json.loads(path.read_text()) if path.exists() else {"hardware": "no machine yet"}
         if record["hardware"] != (now := hardware()):
-            raise SystemExit(f"{path.name} is of {record['hardware']}, and this is {now}: measure all, without --online")
-        path.write_text(json.dumps({**record, "online": online(min(given.rounds, 3))}, indent=1) + "\n")
-        return
-    record = {
-        "hardware": hardware(),
-        "network": "ResNet-18" if CUDA else "CNN of Soft Weight Rescaling",
-        "transforms": "torchvision" if torchvision_transform() is not None else "tensors, without PIL",
-        "images": images_a_second(given.only, given.rounds),
-    }
-    if given.only is None:
-        record["online"] = online(min(given.rounds, 3))
+            raise SystemExit(f"{path.name} is of {record['hardware']}, and this is {now}: measure all of it")
+        new = (
+            {"online": online(min(given.rounds, 3))}
+            if given.online
+            else {"small": images_a_second(SMALL, None, given.rounds)}
+        )
+        path.write_text(json.dumps({**record, **new}, indent=1) + "\n")
+    else:
+        record = {
+            "hardware": hardware(),
+            "network": network,
+            "transforms": "torchvision" if torchvision_transform() is not None else "tensors, without PIL",
+            "images": images_a_second(network, None, given.rounds),
+            **({"small": images_a_second(SMALL, None, given.rounds)} if CUDA else {}),
+            "online": online(min(given.rounds, 3)),
+        }
         RESULTS.mkdir(exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
 
