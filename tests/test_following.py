@@ -126,15 +126,30 @@ def test_without_a_terminal_ends_are_lines_and_silence_is_broken(tmp_path: Path,
 
 
 def test_a_first_task_that_another_run_has_trained_is_no_work_of_ones_own(tmp_path: Path) -> None:
-    following = Following([tmp_path], adopting=[tmp_path])
-    with opened(tmp_path) as record:
-        for epoch in range(4):
-            record.add({"task": 0, "epoch": epoch, "step": epoch})
+    first, arm = tmp_path / "first", tmp_path / "arm"
+    following = Following([arm], first={arm: first})
+    assert following.firsts == following.runs[:1]
+    with opened(first) as record:
+        record.add({"task": 0, "epoch": 3, "step": 3})
+        record.end("finished")
+    with opened(arm) as record:
+        record.add({"task": 0, "epoch": 3, "step": 3})
         list(following.news())
-        assert following.runs[0].done == 0
+        assert following.runs[1].done == 0
         record.add({"task": 1, "epoch": 1, "step": 4})
         list(following.news())
-        assert following.runs[0].done == 1  # of one epoch
+        assert following.runs[1].done == 1  # of one epoch
+
+
+def test_a_first_task_that_nobody_could_train_for_it_is_a_runs_own_work(tmp_path: Path) -> None:
+    first, arm = tmp_path / "first", tmp_path / "arm"
+    following = Following([arm], first={arm: first})
+    with opened(first) as record:
+        record.end("failed")
+    with opened(arm) as record:
+        record.add({"task": 0, "epoch": 3, "step": 3})
+        list(following.news())
+    assert following.runs[1].done == 0.75
 
 
 def test_time_is_counted_from_when_the_first_run_begins_and_not_from_the_first_task_that_runs_share(
@@ -143,7 +158,7 @@ def test_time_is_counted_from_when_the_first_run_begins_and_not_from_the_first_t
     clock = [0.0]
     monkeypatch.setattr("replastic.cli.progress.time.monotonic", lambda: clock[0])
     first, arm = tmp_path / "first", tmp_path / "arm"
-    following, lines = Following([first, arm], adopting=[arm]), _Lines("test_accuracy")
+    following, lines = Following([arm], first={arm: first}), _Lines("test_accuracy")
 
     def show() -> str:
         list(following.news())
@@ -151,15 +166,29 @@ def test_time_is_counted_from_when_the_first_run_begins_and_not_from_the_first_t
         return capsys.readouterr().out
 
     with opened(first) as record:
+        record.add({"task": 0, "epoch": 1, "step": 1})
+        clock[0] = 20
+        show()
         record.add({"task": 0, "epoch": 3, "step": 3})
         clock[0] = 1000
         assert "left" not in show()
+        record.end("finished")
     with Record.open(arm, config={}, seed=1, arm="FIRE", about={"tasks": 2, "epochs": [3, 10]}) as record:
         record.add({"task": 0, "epoch": 3, "step": 3})
         show()
         record.add({"task": 1, "epoch": 2, "step": 5})
         clock[0] = 1020
         assert "about 1 min 20 s left" in show()
+
+
+def test_the_command_line_says_which_runs_share_a_first_task(tmp_path: Path) -> None:
+    from replastic.cli.running import Run
+
+    command = Run(file="fire/figure-2a-cifar10", out=str(tmp_path), arm=["base", "FIRE"], seed=[1])
+    following = command._progress(command._read())._following
+    (first,) = following.firsts
+    assert first.folder.parent.name.startswith("first-task")
+    assert [(run.folder.parent.name, run.first) for run in following.runs[1:]] == [("base", first), ("FIRE", first)]
 
 
 def test_durations_are_as_people_say_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +29,8 @@ _WIDE = 100  # columns of a terminal, from which on there is room for the time t
 class Progress(AbstractContextManager["Progress"]):
     """While it is entered, somebody is told how far runs are.
 
-    folders: of the runs. first: of first tasks that some of them share, which are those of `adopting`. metric: the figure to
-    show. retry: runs that have failed are tried again. view: also gets every row.
+    folders: of the runs. first: of those that share a first task with others, the folder of that task's run. metric: the
+    figure to show. retry: runs that have failed are tried again. view: also gets every row.
     """
 
     def __init__(
@@ -38,13 +38,12 @@ class Progress(AbstractContextManager["Progress"]):
         folders: Sequence[Path],
         metric: str,
         *,
-        first: Sequence[Path] = (),
-        adopting: Collection[Path] = (),
+        first: Mapping[Path, Path] | None = None,
         retry: bool = False,
         view: LiveView | None = None,
     ) -> None:
-        self._following = Following([*first, *folders], whole=view is not None, retry=retry, adopting=adopting)
-        self._counted = self._following.runs[len(first) :]
+        self._following = Following(folders, whole=view is not None, retry=retry, first=first)
+        self._counted = self._following.runs[len(self._following.firsts) :]
         self._view = view
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._follow, daemon=True)
         self._shown = _Bars(metric) if console().is_terminal else _Lines(metric)
@@ -105,7 +104,7 @@ class _Lines:
         self._ended: set[int] = set()
         self._before = 0
         self._last = time.monotonic()
-        self._since: float | None = None  # first tasks that runs share are over, and the first of these has begun
+        self._since: float | None = None  # when the first run began that is no shared first task
 
     def begin(self, counted: Sequence[Followed], before: int) -> None:
         self._before = before

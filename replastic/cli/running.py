@@ -56,12 +56,11 @@ class _Experiment(Command):
         from .progress import Progress
 
         runs, firsts = chosen_runs(experiment, self.arm, self.seed), first_tasks(experiment)
-        out, adopting = Path(self.out), [run.folder for run in runs if run.folder in firsts]
+        out = Path(self.out)
         return Progress(
             [out / run.folder for run in runs],
             experiment.metric,
-            first=[out / folder for folder in dict.fromkeys(firsts[adopts].folder for adopts in adopting)],
-            adopting={out / folder for folder in adopting},
+            first={out / run.folder: out / firsts[run.folder].folder for run in runs if run.folder in firsts},
             retry=self.retry,
             view=None if self.live == "off" else live_view(self.live, self.out, experiment.name),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ class Followed:
     """A run that may not have begun yet. about: what its record says of it, once there is one. status: "" until then."""
 
     folder: Path
-    adopts: bool = False  # whether another run trains its first task for it
+    first: Followed | None = None  # the run of a first task that it shares with others, and adopts if that has finished
     about: dict[str, Any] = field(default_factory=dict)  # as in run.json
     row: dict[str, Any] = field(default_factory=dict)  # the last one
     rows: int = 0  # how many there are, up to `row`
@@ -44,7 +44,7 @@ class Followed:
         epochs = self.epochs
         if not epochs or not {"task", "epoch"} <= self.row.keys():
             return 0.0
-        adopted = epochs[0] if self.adopts else 0
+        adopted = epochs[0] if self.first is not None and self.first.status == "finished" else 0
         behind = sum(epochs[: self.row["task"]]) + self.row["epoch"] - adopted
         return min(1.0, max(0, behind) / max(1, sum(epochs) - adopted))
 
@@ -70,7 +70,7 @@ class Following:
 
     whole: also the rows that were there before, of runs that have not ended.
     retry: runs that have failed will be tried again; what has ended otherwise is not looked at any more.
-    adopting: folders of runs whose first task another run trains.
+    first: by the folders of runs that share a first task with others, the folder of that task's run. It is followed, too.
     """
 
     def __init__(
@@ -79,10 +79,12 @@ class Following:
         *,
         whole: bool = False,
         retry: bool = False,
-        adopting: Collection[str | Path] = (),
+        first: Mapping[Path, Path] | None = None,
     ) -> None:
-        adopt = set(map(Path, adopting))
-        self.runs = [Followed(Path(folder), adopts=Path(folder) in adopt) for folder in folders]
+        shared = {folder: Followed(folder) for folder in (first or {}).values()}
+        of_run = {run: shared[folder] for run, folder in (first or {}).items()}
+        self.firsts = list(shared.values())
+        self.runs = [*self.firsts, *(Followed(Path(folder), of_run.get(Path(folder))) for folder in folders)]
         for run in self.runs:
             with suppress(OSError, ValueError):
                 self._begin(run, whole)
