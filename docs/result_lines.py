@@ -266,8 +266,8 @@ def ahead(records: str, figure: str, pairs: Iterable[tuple[str, str]]) -> list[s
         for mine, theirs in ((a, b) for a in arms[one] for b in arms[other] if a.seed == b.seed):
             ends = ends_of_tasks(theirs, figure)
             compared += [value > ends[task] for task, value in ends_of_tasks(mine, figure).items() if task in ends]
-        told.append(f"{one} is above {other} in {sum(compared)} of {len(compared)} tasks")
-    return [f"By {figure}, {', '.join(told)}."]
+        told.append(f"{one} above {other} in {sum(compared)} of {len(compared)}")
+    return [f"Task by task, by {figure}: {', '.join(told)}."]
 
 
 def inside(records: str, order: Iterable[str]) -> list[str]:
@@ -304,16 +304,24 @@ def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:
 def curvature_and_accuracy(records: str, figure: str) -> list[str]:
     """How well the share of the Hessian's eigenvalues that are not small, at a task's start, tells its accuracy.
 
-    Without first tasks, which are the same in all arms.
+    Without first tasks, in which all arms begin with the same network; with them it is said, too.
     """
-    pairs = []
-    for run in (run for runs in arms_in(records, stopped=True).values() for run in runs):
+    firsts, of_arms = [], dict[str, list[tuple[float, float]]]()
+    for arm, run in ((arm, run) for arm, runs in arms_in(records, stopped=True).items() for run in runs):
         ends = ends_of_tasks(run, figure)
-        starts = measured(run, "hessian_epsilon_mass", "start")
-        pairs += [(share, ends[task]) for task, share in starts.items() if task > 1 and task in ends]
-    r = correlation(*zip(*pairs, strict=True))
-    told = f"ε-rank at the start and {figure} correlate with r = {r:.2f} (R² = {r * r:.2f})"
-    return [f"Over {len(pairs)} tasks of all arms, {told}."]
+        for task, share in measured(run, "hessian_epsilon_mass", "start").items():
+            if task in ends:
+                (firsts if task == 1 else of_arms.setdefault(arm, [])).append((share, ends[task]))
+    pairs = [pair for several in of_arms.values() for pair in several]
+    r, with_firsts, within = (
+        correlation(*zip(*pairs, strict=True)),
+        correlation(*zip(*pairs, *firsts, strict=True)),
+        ", ".join(f"{arm} {correlation(*zip(*several, strict=True)):.2f}" for arm, several in of_arms.items()),
+    )
+    return [
+        f"Over {len(pairs)} tasks of all arms, ε-rank at the start and {figure} correlate with r = {r:.2f} "
+        f"(R² = {r * r:.2f}); within arms {within}; of all arms with their first tasks {with_firsts:.2f}."
+    ]
 
 
 def moments_of_alarms(records: str) -> list[str]:

@@ -108,8 +108,12 @@ def blocks() -> dict[str, list[str]]:
     for number in (3, 4):
         blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
     for records, order, pairs in (
-        ("permuted-mnist", PERMUTED, [("L2-ER", "BP")]),
-        ("permuted-mnist-as-released", RELEASED, [("L2-ER", "CBP"), ("L2-ER", "L2"), ("CBP", "BP"), ("L2", "BP")]),
+        ("permuted-mnist", PERMUTED, [("L2-ER", "BP"), ("L2-ER", "ER")]),
+        (
+            "permuted-mnist-as-released",
+            RELEASED,
+            [("L2-ER", "CBP"), ("L2-ER", "L2"), ("L2-ER", "BP"), ("CBP", "BP"), ("L2", "BP")],
+        ),
     ):
         blocks[records] = over_tasks(records, "online_accuracy", order, PERMUTED)
         blocks[f"{records}-test"] = over_tasks(records, "test_accuracy", order)
