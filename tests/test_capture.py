@@ -30,7 +30,7 @@ METHODS: dict[str, tuple[Callable[[], Any], tuple[str, str]]] = {
     "plasticity injection": (lambda: [rp.PlasticityInjection()], WHOLE),
     "l2 and parseval": (lambda: [rp.L2(1e-3), rp.Parseval(1e-4)], WHOLE),
     "swr": (lambda: [rp.SWR(1e-2)], WHOLE),
-    "swr with re-init": (lambda: [rp.SWR(1e-2, reinit=True)], ("graph, all but SWR",) * 2),
+    "swr with re-init": (lambda: [rp.SWR(1e-2, reinit=True)], WHOLE),
     "weight clipping": (lambda: [rp.WeightClipping(1.0)], WHOLE),
     "cbp": (lambda: [rp.CBP(0.05, maturity=3)], ("graph, all but CBP",) * 2),
     "redo": (lambda: [rp.ReDo(0.5, period=3)], ("graph, all but ReDo",) * 2),
@@ -171,6 +171,17 @@ def test_the_rate_changes_within_a_graph() -> None:
     stopped = rows[1]["test_accuracy"]
     assert [row["test_accuracy"] for row in rows[1:]] == [stopped] * 3
     check_alike((learner, rows), trained("eager", [], stream()[:1], **given))
+
+
+@cuda
+def test_a_decay_of_the_rate_is_seen_within_a_graph() -> None:
+    decaying = {"warmup": 0.0, "decay_at": [1]}
+    captured, eager = (trained(path, [rp.SWR(0.1, reinit=True)], stream(), **decaying) for path in ("graph", "eager"))
+    check_alike(captured, eager)
+    unaware = trained("graph", [rp.SWR(0.1)], stream(), **decaying)
+    norms = [learner.methods[0].state["norms"] for learner, _ in (captured, eager, unaware)]
+    assert torch.allclose(norms[0], norms[1], rtol=1e-4)
+    assert not torch.allclose(norms[0], norms[2], rtol=1e-4)
 
 
 @cuda

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -145,17 +145,13 @@ class SWR(Method):
     rate: float = 1e-3  # λ; with classifier_rate, λ_f: of the feature extractor
     classifier_rate: float | None = None  # λ_c, of all linear layers (the last, in an MLP); None: the same as rate
     reinit: bool = False  # "SWR + re-init": take the norms anew when the learning rate decays
+    capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._layers = Kept(self._find)
         self.require("rate", 0 <= self.rate <= 1, "between 0 and 1")
         self.require("classifier_rate", self.classifier_rate is None or 0 <= self.classifier_rate <= 1, "between 0 and 1")
-
-    @property
-    def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Not with `reinit`, for which the host has to look at the learning rate."""
-        return not self.reinit
 
     def start(self, learner: Learner) -> None:
         chain, _ = self._layers.of(learner)
@@ -165,7 +161,7 @@ class SWR(Method):
                 f"{halves[0]} is in half precision, which cannot tell SWR's factors from one: keep the weights in "
                 "float32, and use torch.autocast for speed"
             )
-        self.state["learning_rate"] = _learning_rate(learner)
+        self.state["learning_rate"] = _learning_rate(learner).clone()
 
     def _find(self, learner: Learner) -> tuple[LayerChain, Tensor]:
         """The layers and their rates; first norms are taken of those that have none yet."""
@@ -183,14 +179,14 @@ class SWR(Method):
     def after_step(self, learner: Learner) -> None:
         chain, rates = self._layers.of(learner)
         norms = chain.norms()
-        if self.reinit:
+        if self.reinit:  # without a look from the host, which a graph could not take
             now, before = _learning_rate(learner), self.state["learning_rate"]
-            if now <= _DECAYED * before:
-                self.state["norms"].copy_(norms)
-            if now <= _DECAYED * before or now > before:  # a decay, or a warm-up
-                self.state["learning_rate"] = now
+            decayed, rising = now <= _DECAYED * before, now > before
+            self.state["norms"].copy_(torch.where(decayed, norms, self.state["norms"]))
+            before.copy_(torch.where(decayed | rising, now, before))
         chain.rescale_(rescaling_factors(norms, self.state["norms"], rates))
 
 
-def _learning_rate(learner: Learner) -> float:
-    return float(learner.optimizer.param_groups[0]["lr"])
+def _learning_rate(learner: Learner) -> Tensor:
+    rate = learner.optimizer.param_groups[0]["lr"]
+    return rate.to(learner.device) if isinstance(rate, Tensor) else torch.full((), rate, device=learner.device)
