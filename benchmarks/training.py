@@ -65,6 +65,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "CNN of Soft Weight Rescaling": lambda: CNN(3, 32, 10),
 }
 LARGE, SMALL = NETWORKS
+LAYOUT = torch.channels_last if CUDA else torch.preserve_format  # as experiments have it
 
 
 def cifar_like() -> ImageData:
@@ -136,10 +137,11 @@ def plain(data: ImageData, network: str, workers: int) -> Epoch:
     return epoch
 
 
-def steps_of(data: ImageData, network: str, **settings: Any) -> tuple[EagerSteps, ImageTask]:
+def steps_of(
+    data: ImageData, network: str, layout: torch.memory_format = LAYOUT, **settings: Any
+) -> tuple[EagerSteps, ImageTask]:
     training = Training(renew_optimizer=True, learning_rate=RATE, clip=CLIP, batch=BATCH, **settings)
     (task,) = single(data.to(DEVICE), seed=0, batch=BATCH, epochs=100)
-    layout = torch.channels_last if CUDA else torch.preserve_format
     model = NETWORKS[network]().to(device=DEVICE, memory_format=layout)  # pyright: ignore[reportCallIssue]
     learner = Learner(model, training.make_optimizer(model))
     learner.begin(task)
@@ -201,6 +203,7 @@ ON_CUDA: Ways = {
 SMALL_ON_CUDA: Ways = {
     **PLAIN,
     "graph, tf32": (here, {"path": "graph", "precision": "tf32"}),
+    "graph, tf32, channels first": (here, {"path": "graph", "precision": "tf32", "layout": torch.contiguous_format}),
     "compiled graph, tf32": (here, {"path": "compiled", "precision": "tf32"}),
     "compiled graph, bfloat16": (here, {"path": "compiled", "precision": "bfloat16"}),
     **{
