@@ -196,19 +196,28 @@ def settings(records: str) -> list[str]:
 
 
 def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
-    """Arms, and of those that are grids the point that held-out images choose. all_tasks: also how all tasks ended."""
+    """Arms, and of those that are grids the point that held-out images choose.
+
+    all_tasks: also how all tasks ended, and with how many seeds better than those of plain training.
+    """
     points = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}
     arms = arms_in(records)
     grids = {arm for arm, runs in arms.items() if runs[0].config.get("grid")}
-    names = ["arm", "chosen of the grid", "here", "n", "± over seeds", *(["ends of all tasks"] if all_tasks else [])]
+    more = ["ends of all tasks", "above vanilla there"] if all_tasks else []
+    names = ["arm", "chosen of the grid", "here", "n", "± over seeds", *more]
     rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for name, one in outcomes(Table(records, {})).items():
         if name in points or name not in grids:
             arm, point = points.get(name, (name, {}))
             said = ", ".join(f"{key} {value:g}" for key, value in point.items()) or "-"
             spread = f"{one.spread:.4f}" if len(one.last) > 1 else "-"
-            ends = [value for run in arms[name] for value in ends_of_tasks(run, "test_accuracy").values()]
-            more = [f"{mean(ends):.4f}"] if all_tasks else []
+            if all_tasks:
+                ends, plain = (
+                    {run.seed: mean(ends_of_tasks(run, "test_accuracy").values()) for run in arms[of]}
+                    for of in (name, "vanilla")
+                )
+                above = sum(end > plain[seed] for seed, end in ends.items())
+                more = [f"{mean(ends.values()):.4f}", "-" if name == "vanilla" else f"{above} of {len(ends)} seeds"]
             rows.append("| " + " | ".join([arm, said, f"**{one.mean:.4f}**", f"{len(one.last)}", spread, *more]) + " |")
     return rows
 
