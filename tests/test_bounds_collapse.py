@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -166,6 +166,7 @@ def test_lemma_b1_scales_with_the_radius_and_ends_at_the_diameter() -> None:
 # theorem 6.5
 
 
+@example(probabilities=[0.0], allowed=-1e-165, already=0, dependence="common")  # a distance whose square is 0
 @given(
     probabilities=st.lists(st.floats(0, 1), min_size=1, max_size=12),
     allowed=st.floats(-2, 14),
