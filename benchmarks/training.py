@@ -30,13 +30,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from polar import CUDA, DEVICE, RESULTS, hardware, synchronise
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from training_table import PAGE, rendered
 
 from replastic import Learner
 from replastic.allocator import keep_freed_memory
@@ -47,7 +47,6 @@ from replastic.streams.protocols import permuted_pixels, single
 from replastic.train import order_of, steps_for
 from replastic.training import Training
 
-PAGE = Path(__file__).parent.parent / "docs/performance.md"
 KIND = DEVICE.type
 IMAGES = {"cuda": 50_000, "cpu": 5_000}
 BATCH, CLIP, RATE = 256, 0.5, 1e-3
@@ -333,44 +332,6 @@ def online(rounds: int) -> dict[str, Any]:
         print(f"{name:<28} {statistics.median(rates):>10,.0f} steps/s  {statistics.median(rates) / base:6.2f}x", flush=True)
         gc.collect()
     return found
-
-
-def rendered(page: str) -> str:
-    """The page with the tables of the committed records."""
-    paths = [RESULTS / f"training-{kind}.json" for kind in ("cuda", "cpu")]
-    tables = [table(json.loads(path.read_text())) for path in paths if path.exists()]
-    before, _, rest = page.partition("<!-- training -->\n")
-    _, end, after = rest.partition("<!-- end -->")
-    return before + "<!-- training -->\n" + "\n\n".join(tables) + "\n" + end + after
-
-
-def table(record: dict[str, Any]) -> str:
-    on = record["hardware"]
-    lines = [f"{on['device']}, torch {on['torch']}, {record['network']}, transforms by {record['transforms']}:", ""]
-    lines += rates(record["images"])
-    if "small" in record:
-        lines += ["", f"The same with the {SMALL}:", "", *rates(record["small"])]
-    lines += ["", "| permuted MNIST, batches of one | steps a second, all runs | beside one alone |", "|---|---|---|"]
-    alone = middle(record["online"]["alone, eager"]["steps a second"])[0]
-    for name, way in record["online"].items():
-        rate, spread = middle(way["steps a second"])
-        lines.append(f"| {name} | {rate:,.0f} ({spread}) | **{rate / alone:.1f}x** |")
-    return "\n".join(lines)
-
-
-def rates(ways: dict[str, Any]) -> list[str]:
-    crowd = next(name for name in ways if name.startswith("plain, "))
-    lines = [f"| | images a second | beside plain | beside {crowd} | first epoch |", "|---|---|---|---|---|"]
-    for name, way in ways.items():
-        rate, spread = middle(way["images a second"])
-        ratios = [rate / middle(ways[other]["images a second"])[0] for other in ("plain", crowd)]
-        first = f"{way['first epoch, seconds']:.1f} s"
-        lines.append(f"| {name} | {rate:,.0f} ({spread}) | **{ratios[0]:.2f}x** | {ratios[1]:.2f}x | {first} |")
-    return lines
-
-
-def middle(rates: list[float]) -> tuple[float, str]:
-    return statistics.median(rates), f"{min(rates):,.0f} to {max(rates):,.0f}"
 
 
 def main() -> None:

@@ -322,11 +322,8 @@ def curvature_and_accuracy(records: str, figure: str) -> list[str]:
             if task in ends:
                 (firsts if task == 1 else of_arms.setdefault(arm, [])).append((share, ends[task]))
     pairs = [pair for several in of_arms.values() for pair in several]
-    r, with_firsts, within = (
-        correlation(*zip(*pairs, strict=True)),
-        correlation(*zip(*pairs, *firsts, strict=True)),
-        ", ".join(f"{arm} {correlation(*zip(*several, strict=True)):.2f}" for arm, several in of_arms.items()),
-    )
+    r, with_firsts = correlation(*zip(*pairs, strict=True)), correlation(*zip(*pairs, *firsts, strict=True))
+    within = ", ".join(f"{arm} {correlation(*zip(*several, strict=True)):.2f}" for arm, several in of_arms.items())
     return [
         f"Over {len(pairs)} tasks of all arms, ε-rank at the start and {figure} correlate with r = {r:.2f} "
         f"(R² = {r * r:.2f}); within arms {within}; of all arms with their first tasks {with_firsts:.2f}."

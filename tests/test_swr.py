@@ -200,19 +200,20 @@ def test_a_warm_up_is_no_decay_and_moves_what_counts_as_one() -> None:
 
 
 def test_a_rate_that_lies_in_a_tensor_is_seen_to_decay_too() -> None:
-    def norms(rate: float | torch.Tensor) -> torch.Tensor:
+    def norms(rate: float | torch.Tensor, *, last: float = 0.01) -> torch.Tensor:
         torch.manual_seed(0)
         model = MLP(6, [12], 4)
         learner = rp.Learner(
             model, torch.optim.SGD(model.parameters(), lr=rate), methods=SWR(reinit=True), loss=nn.functional.cross_entropy
         )
         group = learner.optimizer.param_groups[0]
-        for lr in (0.1, 0.1, 0.01, 0.01):
+        for lr in (0.1, 0.1, last, last):
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], torch.Tensor) else lr
             learner.step(*ZOO["mlp"].batch())
         return learner.methods[0].state["norms"]
 
     assert torch.equal(norms(torch.tensor(0.1)), norms(0.1))
+    assert not torch.equal(norms(torch.tensor(0.1)), norms(torch.tensor(0.1), last=0.06))
 
 
 def test_reinit_takes_the_norms_anew_when_the_learning_rate_decays() -> None:

@@ -220,7 +220,7 @@ def _cantelli(variance: float, above: float) -> float:
     """P(S ≤ E S - above) at most."""
     if above <= 0:
         return 1.0
-    return variance / (variance + above**2) if variance > 0 else 0.0  # where the square of the least may be 0, too
+    return variance / (variance + above**2) if variance > 0 else 0.0  # never, and the square of a small distance may be 0
 
 
 def _at_most(probabilities: Tensor, most: float) -> float:
