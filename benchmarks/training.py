@@ -211,7 +211,6 @@ SMALL_ON_CUDA: Ways = {
             (4, "graph", "tf32"),
             (4, "compiled", "tf32"),
             (4, "compiled", "bfloat16"),
-            (16, "compiled", "tf32"),
         )
     },
 }
