@@ -53,7 +53,7 @@ def lines(table: Table) -> list[str]:
 
 
 def short(table: Table) -> list[str]:
-    """The same in three lines: arms across."""
+    """The same in a few lines: arms across."""
     found = outcomes(table)
     arms = [arm for arm, published in table.published.items() if published is not None]
     return [
@@ -61,6 +61,7 @@ def short(table: Table) -> list[str]:
         "|---" * (len(arms) + 1) + "|",
         "| published | " + " | ".join(f"{table.published[arm]:.3f}" for arm in arms) + " |",
         "| here | " + " | ".join(f"{found[arm].mean:.3f}" for arm in arms) + " |",
+        "| seeds here | " + " | ".join(f"{len(found[arm].last)}" for arm in arms) + " |",
     ]
 
 
@@ -111,6 +112,19 @@ def tested(table: Table, arm: str, baseline: str) -> list[str]:
     return [f"{arm} against {baseline}, by a paired t-test over {one.n} seeds: " + "; ".join(said) + "."]
 
 
+def against(table: Table, arm: str, others: Iterable[str]) -> list[str]:
+    """How an arm differs from others, seed by seed; p is adjusted for their number."""
+    found = outcomes(table)
+    differences = {other: paired(dict(found[arm].last), dict(found[other].last)) for other in others}
+    adjusted = holm([one.p for one in differences.values()])
+    (seeds,) = {one.n for one in differences.values()}
+    told = [
+        f"{other} {one.mean:+.{table.digits}f} (p = {p:.2g})"
+        for (other, one), p in zip(differences.items(), adjusted, strict=True)
+    ]
+    return [f"{arm} against {', '.join(told)}; paired t-tests over {seeds} seeds, adjusted for {len(told)} comparisons."]
+
+
 def after_the_reset(records: str) -> list[str]:
     """What is measured at the start of the second task; means over seeds."""
     rows = [
@@ -133,9 +147,14 @@ def after_the_reset(records: str) -> list[str]:
 
 
 def iterations(*records: str) -> list[str]:
-    """FIRE by the number of steps and by coefficients: what comes out at the end, and how far from an isometry it began."""
+    """FIRE by the number of steps and by coefficients: what comes out at the end, and how far from an isometry it began.
+
+    With the seeds alone that all of them have.
+    """
     rows = ["| | here | n | last five epochs | right after the reset: DfI | SFE |", "|---" * 6 + "|"]
     arms = arms_in(*records)
+    seeds = set[int].intersection(*({run.seed for run in arms[arm]} for arm in ITERATIONS))
+    arms = {arm: [run for run in arms[arm] if run.seed in seeds] for arm in ITERATIONS}
     for arm in ITERATIONS:
         last = [row["test_accuracy"] for run in arms[arm] for row in run.rows[-5:]]
         found = [start_of_second(run)["measures"] for run in arms[arm]]
@@ -143,6 +162,28 @@ def iterations(*records: str) -> list[str]:
             f"| {arm if arm != 'FIRE' else 'FIRE, steps=10'} | **{mean(last):.3f}** | {len(found)} | {min(last):.3f} to "
             f"{max(last):.3f} | {mean(one['deviation_from_isometry'] for one in found):.2g} | "
             f"{mean(one[MOVED] for one in found):.3f} |"
+        )
+    return rows
+
+
+def by_seed(names: Mapping[str, Iterable[str]], *records: str) -> list[str]:
+    """What comes out of each seed, in the mean over its last five epochs, and how far from an isometry it began.
+
+    names: by what an arm is called here, what it is called in the records.
+    """
+    found = arms_in(*records)
+    arms = {name: {run.seed: run for one in called for run in found[one]} for name, called in names.items()}
+    seeds = sorted(set[int]().union(*arms.values()))
+    names_of = ["", *(f"seed {seed}" for seed in seeds), "mean", "right after the reset: DfI", "SFE"]
+    rows = ["| " + " | ".join(names_of) + " |", "|---" * len(names_of) + "|"]
+    for name, runs in arms.items():
+        ends = {seed: mean(row["test_accuracy"] for row in run.rows[-5:]) for seed, run in runs.items()}
+        starts = [start_of_second(run)["measures"] for run in runs.values()]
+        rows.append(
+            f"| {name} | "
+            + " | ".join(f"{ends[seed]:.3f}" if seed in ends else "-" for seed in seeds)
+            + f" | **{mean(ends.values()):.3f}** | {mean(one['deviation_from_isometry'] for one in starts):.2g} | "
+            f"{mean(one[MOVED] for one in starts):.2f} |"
         )
     return rows
 

@@ -16,8 +16,10 @@ from result_lines import (
     RECORDS,
     Table,
     after_the_reset,
+    against,
     ahead,
     alarm,
+    by_seed,
     by_step,
     chosen,
     costs,
@@ -62,11 +64,22 @@ TABLES = {
     "swr-table-1-mnist": Table(
         "swr-table-1-mnist", {"vanilla": 0.9789, "L2": 0.9795, "L2 Init": 0.9793, "SWR": 0.9822}, 4
     ),
+    "swr-table-1-cifar10": Table(
+        "swr-table-1-cifar10", {"vanilla": 0.6500, "L2": 0.7119, "L2 Init": 0.7041, "SWR": 0.7158}, 4
+    ),
     "swr-table-5-mnist": Table(
         "swr-table-5-mnist",
         {"vanilla": 0.9798, "L2": 0.9811, "L2 Init": 0.9811, "SWR": 0.9796, "SWR + re-init": 0.9829}, 4
     ),
 }  # fmt: skip
+SHRINKING = {  # what the arms are called in the records of several experiments
+    "FIRE, one step": ("FIRE, steps=1", "FIRE, 1 step"),
+    "full reset": ("full reset",),
+    "FIRE, ten steps": ("FIRE",),
+    "weights times 0.1": ("shrink, shrink=0.1",),
+    "S&P": ("S&P",),
+    "base": ("base",),
+}
 PERMUTED = {"L2-ER": 0.950, "CBP": 0.938, "L2": 0.926, "BP": 0.876, "ER": 0.876}  # read off the figure, at task 800
 RELEASED = ("L2-ER", "CBP", "L2", "BP")
 
@@ -96,12 +109,17 @@ FIGURES = {
 def blocks() -> dict[str, list[str]]:
     """What stands between markers, line by line."""
     blocks = {name: lines(table) for name, table in TABLES.items()}
+    blocks["warm-start-tested"] = against(
+        TABLES["warm-start-cifar10"], "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base")
+    )
+    blocks["swr-against-cifar10"] = against(TABLES["swr-table-1-cifar10"], "SWR", ("vanilla", "L2", "L2 Init"))
     blocks["swr-tested"] = tested(TABLES["swr-table-1-mnist"], "SWR", "vanilla")
     blocks["train-accuracy"] = train_accuracy("fire-2a-cifar10")
     blocks["after-the-reset"] = after_the_reset("fire-2a-cifar10")
     blocks["after-the-reset-in-training"] = after_the_reset("fire-5b-cifar10")
     blocks["after-the-reset-cifar100"] = after_the_reset("fire-2a-cifar100")
     blocks["iterations"] = iterations("fire-2a-cifar10", "fire-5a-7-cifar10")
+    blocks["shrinking"] = by_seed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
     blocks["by-step"] = by_step("fire-6-cifar10")
     blocks["costs"] = costs()
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
