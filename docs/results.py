@@ -1,4 +1,4 @@
-"""Write the tables and figures of docs/results.md, and those of README and docs/reproduce.md, from committed records.
+"""Write the tables and figures of the pages of results, and those of README and docs/reproduce.md, from committed records.
 
 python docs/results.py
 """
@@ -44,7 +44,7 @@ from replastic.report.figures import draw
 from replastic.report.summary import summary_lines
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "docs/results.md", ROOT / "docs/reproduce.md", ROOT / "README.md")
+PAGES = (*sorted((ROOT / "docs").glob("results-*.md")), ROOT / "docs/reproduce.md", ROOT / "README.md")
 ASSETS = ROOT / "docs/assets"
 
 

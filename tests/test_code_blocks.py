@@ -33,6 +33,9 @@ WITHOUT_PYTHON = {
     "docs/report.md",
     "docs/reproduce.md",
     "docs/results.md",
+    "docs/results-fire.md",
+    "docs/results-spectral-collapse.md",
+    "docs/results-swr.md",
 }
 # What may stand on a page and is not run: what was printed, and what installs or takes minutes.
 SHOWN_ONLY = {
