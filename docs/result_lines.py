@@ -14,7 +14,7 @@ from typing import Any
 from replastic.record import Run, find_runs, read
 from replastic.report import best, gather
 from replastic.report.curves import Moment, points_of
-from replastic.report.estimates import holm, paired
+from replastic.report.estimates import Difference, holm, paired
 from replastic.report.summary import Summary, summarise
 
 RECORDS = Path(__file__).parent.parent / "experiments/results"
@@ -100,29 +100,33 @@ def last_epoch(table: Table, arm: str) -> dict[int, float]:
 
 def tested(table: Table, arm: str, baseline: str) -> list[str]:
     """Whether an arm differs from the baseline, seed by seed; p is adjusted for all arms that could be compared so."""
-    found, said = outcomes(table), []
+    said, others = [], [name for name in table.published if name != baseline]
     for over, figures in {
-        "over the last five epochs": {name: dict(found[name].last) for name in table.published},
+        "over the last five epochs": ends(table),
         "in the last epoch alone": {name: last_epoch(table, name) for name in table.published},
     }.items():
-        others = {name: paired(figures[name], figures[baseline]) for name in table.published if name != baseline}
-        adjusted = dict(zip(others, holm([one.p for one in others.values()]), strict=True))
-        one = others[arm]
-        said.append(f"{over} {one.mean:+.4f} (p = {one.p:.2f}, adjusted {adjusted[arm]:.2f})")
+        one, adjusted = compared({name: (figures[name], figures[baseline]) for name in others})[arm]
+        said.append(f"{over} {one.mean:+.4f} (p = {one.p:.2f}, adjusted {adjusted:.2f})")
     return [f"{arm} against {baseline}, by a paired t-test over {one.n} seeds: " + "; ".join(said) + "."]
 
 
-def against(table: Table, arm: str, others: Iterable[str]) -> list[str]:
+def against(figures: Mapping[str, Mapping[int, float]], arm: str, others: Iterable[str], digits: int) -> list[str]:
     """How an arm differs from others, seed by seed; p is adjusted for their number."""
-    found = outcomes(table)
-    differences = {other: paired(dict(found[arm].last), dict(found[other].last)) for other in others}
-    adjusted = holm([one.p for one in differences.values()])
-    (seeds,) = {one.n for one in differences.values()}
-    told = [
-        f"{other} {one.mean:+.{table.digits}f} (p = {p:.2g})"
-        for (other, one), p in zip(differences.items(), adjusted, strict=True)
-    ]
+    found = compared({other: (figures[arm], figures[other]) for other in others})
+    told = [f"{other} {one.mean:+.{digits}f} (p = {adjusted:.2g})" for other, (one, adjusted) in found.items()]
+    (seeds,) = {one.n for one, _ in found.values()}
     return [f"{arm} against {', '.join(told)}; paired t-tests over {seeds} seeds, adjusted for {len(told)} comparisons."]
+
+
+def compared(pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]]) -> dict[str, tuple[Difference, float]]:
+    """Of each pair its difference, seed by seed, and p as adjusted for all of them."""
+    found = {name: paired(*pair) for name, pair in pairs.items()}
+    return dict(zip(found, zip(found.values(), holm([one.p for one in found.values()]), strict=True), strict=True))
+
+
+def ends(table: Table) -> dict[str, dict[int, float]]:
+    """What every arm comes to over its last five epochs, by seed."""
+    return {name: dict(one.last) for name, one in outcomes(table).items()}
 
 
 def after_the_reset(records: str) -> list[str]:
@@ -153,7 +157,7 @@ def iterations(*records: str) -> list[str]:
     """
     rows = ["| | here | n | last five epochs | right after the reset: DfI | SFE |", "|---" * 6 + "|"]
     arms = arms_in(*records)
-    seeds = set[int].intersection(*({run.seed for run in arms[arm]} for arm in ITERATIONS))
+    seeds = set.intersection(*({run.seed for run in arms[arm]} for arm in ITERATIONS))
     arms = {arm: [run for run in arms[arm] if run.seed in seeds] for arm in ITERATIONS}
     for arm in ITERATIONS:
         last = [row["test_accuracy"] for run in arms[arm] for row in run.rows[-5:]]
@@ -166,25 +170,36 @@ def iterations(*records: str) -> list[str]:
     return rows
 
 
-def by_seed(names: Mapping[str, Iterable[str]], *records: str) -> list[str]:
-    """What comes out of each seed, in the mean over its last five epochs, and how far from an isometry it began.
+def renamed(names: Mapping[str, Iterable[str]], *records: str) -> dict[str, dict[int, Run]]:
+    """Runs by what an arm is called here, and by seed. names: what each is called in the records."""
+    found, arms = arms_in(*records), dict[str, dict[int, Run]]()
+    for name, called in names.items():
+        runs = [run for one in called for run in found[one]]
+        arms[name] = {run.seed: run for run in runs}
+        assert len(arms[name]) == len(runs), f"{name}: a seed is there twice"
+    return arms
 
-    names: by what an arm is called here, what it is called in the records.
-    """
-    found = arms_in(*records)
-    arms = {name: {run.seed: run for one in called for run in found[one]} for name, called in names.items()}
-    seeds = sorted(set[int]().union(*arms.values()))
-    names_of = ["", *(f"seed {seed}" for seed in seeds), "mean", "right after the reset: DfI", "SFE"]
-    rows = ["| " + " | ".join(names_of) + " |", "|---" * len(names_of) + "|"]
+
+def end_of(run: Run) -> float:
+    """Test accuracy over the last five epochs."""
+    return mean(row["test_accuracy"] for row in run.rows[-5:])
+
+
+def by_seed(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
+    """What comes out of each seed, and how far from an isometry, and from where it was, it began: means over its seeds."""
+    seeds = sorted({seed for runs in arms.values() for seed in runs})
+    columns = ["", *(f"seed {seed}" for seed in seeds), "mean", "n", "right after the reset: DfI", "SFE"]
+    rows = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for name, runs in arms.items():
-        ends = {seed: mean(row["test_accuracy"] for row in run.rows[-5:]) for seed, run in runs.items()}
         starts = [start_of_second(run)["measures"] for run in runs.values()]
-        rows.append(
-            f"| {name} | "
-            + " | ".join(f"{ends[seed]:.3f}" if seed in ends else "-" for seed in seeds)
-            + f" | **{mean(ends.values()):.3f}** | {mean(one['deviation_from_isometry'] for one in starts):.2g} | "
-            f"{mean(one[MOVED] for one in starts):.2f} |"
-        )
+        shown = [
+            *(f"{end_of(runs[seed]):.3f}" if seed in runs else "-" for seed in seeds),
+            f"**{mean(map(end_of, runs.values())):.3f}**",
+            f"{len(runs)}",
+            f"{mean(one['deviation_from_isometry'] for one in starts):.2g}",
+            f"{mean(one[MOVED] for one in starts):.2f}",
+        ]
+        rows.append(f"| {name} | " + " | ".join(shown) + " |")
     return rows
 
 
@@ -220,7 +235,8 @@ def train_accuracy(records: str) -> list[str]:
     """Of each arm, in the last five epochs."""
     found = outcomes(Table(records, {}, metric="train_accuracy"))
     return ["| " + " | ".join(found) + " |", "|---" * len(found) + "|",
-            "| " + " | ".join(f"{one.mean:.3f}" for one in found.values()) + " |"]  # fmt: skip
+            "| " + " | ".join(f"{one.mean:.3f}" for one in found.values()) + " |",
+            "| " + " | ".join(f"n = {len(one.last)}" for one in found.values()) + " |"]  # fmt: skip
 
 
 def settings(records: str) -> list[str]:

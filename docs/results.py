@@ -24,11 +24,14 @@ from result_lines import (
     chosen,
     costs,
     curvature_and_accuracy,
+    end_of,
+    ends,
     inside,
     iterations,
     lines,
     moments_of_alarms,
     over_tasks,
+    renamed,
     settings,
     short,
     tested,
@@ -76,7 +79,7 @@ SHRINKING = {  # what the arms are called in the records of several experiments
     "FIRE, one step": ("FIRE, steps=1", "FIRE, 1 step"),
     "full reset": ("full reset",),
     "FIRE, ten steps": ("FIRE",),
-    "weights times 0.1": ("shrink, shrink=0.1",),
+    "layers times 0.1": ("shrink, shrink=0.1",),
     "S&P": ("S&P",),
     "base": ("base",),
 }
@@ -101,6 +104,7 @@ FIGURES = {
     "iterations-cifar10.png": Figure(["fire-5a-7-cifar10", "fire-2a-cifar10"], "last", ("base", "full reset", *ITERATIONS)),
     "permuted-mnist.png": Figure(["permuted-mnist"], "end", metric="online_accuracy"),
     "permuted-mnist-as-released.png": Figure(["permuted-mnist-as-released"], "end", metric="online_accuracy"),
+    "swr-table-1-cifar10.png": Figure(["swr-table-1-cifar10"], "last"),
     "alarm.png": Figure(["watch-random-labels-mnist"], "end"),
 }
 
@@ -110,16 +114,23 @@ def blocks() -> dict[str, list[str]]:
     """What stands between markers, line by line."""
     blocks = {name: lines(table) for name, table in TABLES.items()}
     blocks["warm-start-tested"] = against(
-        TABLES["warm-start-cifar10"], "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base")
+        ends(TABLES["warm-start-cifar10"]), "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base"), 3
     )
-    blocks["swr-against-cifar10"] = against(TABLES["swr-table-1-cifar10"], "SWR", ("vanilla", "L2", "L2 Init"))
+    blocks["swr-against-cifar10"] = against(ends(TABLES["swr-table-1-cifar10"]), "SWR", ("vanilla", "L2", "L2 Init"), 4)
     blocks["swr-tested"] = tested(TABLES["swr-table-1-mnist"], "SWR", "vanilla")
     blocks["train-accuracy"] = train_accuracy("fire-2a-cifar10")
     blocks["after-the-reset"] = after_the_reset("fire-2a-cifar10")
     blocks["after-the-reset-in-training"] = after_the_reset("fire-5b-cifar10")
     blocks["after-the-reset-cifar100"] = after_the_reset("fire-2a-cifar100")
     blocks["iterations"] = iterations("fire-2a-cifar10", "fire-5a-7-cifar10")
-    blocks["shrinking"] = by_seed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
+    shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
+    blocks["shrinking"] = by_seed(shrunk)
+    blocks["shrinking-tested"] = against(
+        {arm: {seed: end_of(run) for seed, run in runs.items()} for arm, runs in shrunk.items()},
+        "FIRE, one step",
+        ("FIRE, ten steps", "full reset"),
+        3,
+    )
     blocks["by-step"] = by_step("fire-6-cifar10")
     blocks["costs"] = costs()
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
@@ -164,7 +175,9 @@ def figure(name: str) -> bytes:
     """One picture, as the report draws it."""
     wanted = FIGURES[name]
     studies = [gather([RECORDS / one], metric=wanted.metric)[0][0] for one in wanted.records]
-    arms = {arm: runs for study in studies for arm, runs in study.arms.items() if not wanted.arms or arm in wanted.arms}
+    found = [(arm, runs) for study in studies for arm, runs in study.arms.items() if not wanted.arms or arm in wanted.arms]
+    arms = dict(found)
+    assert len(arms) == len(found), f"{name}: two records have an arm of the same name"
     study = replace(studies[0], arms=arms)
     shown = chart(study, study.metric, wanted.moment, "Accuracy", "mean")
     assert shown is not None
