@@ -17,20 +17,14 @@ from result_lines import (
     Table,
     after_the_reset,
     against,
-    ahead,
-    alarm,
     by_seed,
     by_step,
     chosen,
     costs,
-    curvature_and_accuracy,
     end_of,
     ends,
-    inside,
     iterations,
     lines,
-    moments_of_alarms,
-    over_tasks,
     renamed,
     settings,
     short,
@@ -38,6 +32,7 @@ from result_lines import (
     times,
     train_accuracy,
 )
+from result_lines_over_tasks import ahead, alarm, curvature_and_accuracy, inside, moments_of_alarms, over_tasks
 
 from replastic.report import gather
 from replastic.report.charts import chart
@@ -134,6 +129,12 @@ def blocks() -> dict[str, list[str]]:
     blocks["by-step"] = by_step("fire-6-cifar10")
     blocks["costs"] = costs()
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
+    blocks["swr-figure-2-against"] = against(
+        ends(Table("swr-figure-2-mnist", {})),
+        "SWR, rate=0.0001",
+        ("vanilla", "S&P, rate=0.6", "L2 Init, strength=0.0001", "without warm start"),
+        4,
+    )
     for number in (3, 4):
         blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
     for records, order, pairs in (

@@ -1,0 +1,129 @@
+"""Lines of tables about many tasks one after the other, from committed records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from statistics import correlation, mean, stdev
+
+from result_lines import RECORDS, arms_in, ends_of_tasks, runs_in
+
+from replastic.record import Run
+from replastic.report.curves import Moment, points_of
+
+SPANS = ((1, 10), (31, 40), (71, 80), (91, 100))  # tasks, counted from 1
+
+
+def over_tasks(
+    records: str,
+    figure: str,
+    order: Iterable[str],
+    published: Mapping[str, float] | None = None,
+) -> list[str]:
+    """Of each arm, means over the same tasks; an arm that was stopped has no later ones."""
+    counted = [f"{first} to {last}" for first, last in SPANS]
+    names = ["tasks", "n", "trained", *counted, *(["800, published"] if published else [])]
+    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    arms = arms_in(records, stopped=True)
+    for arm in order:
+        ends = [ends_of_tasks(run, figure) for run in arms[arm]]
+        trained = min(map(len, ends))
+        cells = [
+            f"{mean(seed[task] for seed in ends for task in range(first, last + 1)):.3f}" if trained >= last else "-"
+            for first, last in SPANS
+        ]
+        told = [f"{published[arm]:.3f}"] if published else []
+        rows.append("| " + " | ".join([arm, f"{len(ends)}", f"{trained}", *cells, *told]) + " |")
+    return rows
+
+
+def ahead(records: str, figure: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """In how many of the tasks that both have an arm is above another, with the same seed."""
+    arms, told = arms_in(records, stopped=True), []
+    for one, other in pairs:
+        compared = list[bool]()
+        for mine, theirs in ((a, b) for a in arms[one] for b in arms[other] if a.seed == b.seed):
+            ends = ends_of_tasks(theirs, figure)
+            compared += [value > ends[task] for task, value in ends_of_tasks(mine, figure).items() if task in ends]
+        told.append(f"{one} above {other} in {sum(compared)} of {len(compared)}")
+    return [f"Task by task, by {figure}: {', '.join(told)}."]
+
+
+def inside(records: str, order: Iterable[str]) -> list[str]:
+    """Dead units and effective rank at the end of some tasks, and the Hessian at their start; means over seeds."""
+    tasks = [first for first, _ in SPANS if first > 1]
+    every = f"tasks {', '.join(map(str, tasks))}"
+    rows = [f"| {every} | dead units, share | effective rank | ε-rank, share | largest eigenvalue |", "|---" * 5 + "|"]
+    arms = arms_in(records, stopped=True)
+    for arm in order:
+        told = []
+        for figure, moment, digits in (
+            ("dead_fraction", "end", ".3f"),
+            ("effective_rank", "end", ".0f"),
+            ("hessian_epsilon_mass", "start", ".4f"),
+            ("largest eigenvalue", "start", ".0f"),
+        ):
+            found = [measured(run, figure, moment) for run in arms[arm]]
+            seen = [[one[task] for one in found if task in one] for task in tasks]
+            told.append(", ".join(f"{mean(values):{digits}}" if values else "-" for values in seen))
+        rows.append(f"| {arm} | " + " | ".join(told) + " |")
+    return rows
+
+
+def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:
+    """A measure at the start or end of tasks, where it was taken; tasks are counted from 1."""
+    if figure == "largest eigenvalue":
+        starts = {row["task"] + 1: row.get("measures", {}) for row in run.rows if row["epoch"] == 0}
+        return {
+            task: max(found["hessian_spectrum"]["nodes"]) for task, found in starts.items() if "hessian_spectrum" in found
+        }
+    return dict(points_of(run, f"measures.{figure}", moment))
+
+
+def curvature_and_accuracy(records: str, figure: str) -> list[str]:
+    """How well the share of the Hessian's eigenvalues that are not small, at a task's start, tells its accuracy.
+
+    Without first tasks, in which all arms begin with the same network; with them it is said, too.
+    """
+    firsts, of_arms = [], dict[str, list[tuple[float, float]]]()
+    for arm, run in ((arm, run) for arm, runs in arms_in(records, stopped=True).items() for run in runs):
+        ends = ends_of_tasks(run, figure)
+        for task, share in measured(run, "hessian_epsilon_mass", "start").items():
+            if task in ends:
+                (firsts if task == 1 else of_arms.setdefault(arm, [])).append((share, ends[task]))
+    pairs = [pair for several in of_arms.values() for pair in several]
+    r, with_firsts = correlation(*zip(*pairs, strict=True)), correlation(*zip(*pairs, *firsts, strict=True))
+    within = ", ".join(f"{arm} {correlation(*zip(*several, strict=True)):.2f}" for arm, several in of_arms.items())
+    return [
+        f"Over {len(pairs)} tasks of all arms, ε-rank at the start and {figure} correlate with r = {r:.2f} "
+        f"(R² = {r * r:.2f}); within arms {within}; of all arms with their first tasks {with_firsts:.2f}."
+    ]
+
+
+def alarm(records: str) -> list[str]:
+    """FIRE told of boundaries, and told of none: accuracy at the ends of tasks."""
+    alarms = json.loads((RECORDS / records / "alarms.json").read_text())
+    rows = ["| | the last two tasks | ± over seeds | n | all tasks | the worst task | resets |", "|---" * 7 + "|"]
+    found = {
+        arm: [[*ends_of_tasks(run, "train_accuracy").values()] for run in runs] for arm, runs in arms_in(records).items()
+    }
+    for arm, seeds in sorted(found.items(), key=lambda item: -mean(ends[-1] + ends[-2] for ends in item[1])):
+        late, every = [mean(ends[-2:]) for ends in seeds], [end for ends in seeds for end in ends]
+        resets = mean(len(steps) for steps in alarms[arm].values()) if arm in alarms else len(seeds[0]) - 1
+        rows.append(
+            f"| {arm} | **{mean(late):.3f}** | {stdev(late):.3f} | {len(late)} | {mean(every):.3f} | {min(every):.2f} | "
+            f"{0 if arm == 'base' else resets:g} |"
+        )
+    return rows
+
+
+def moments_of_alarms(records: str) -> list[str]:
+    """How far into a task most alarms came."""
+    (length,) = {
+        run.rows[-1]["step"] // (run.rows[-1]["task"] + 1) for run in runs_in(records) if run.arm == "FIRE on alarm"
+    }
+    alarms = json.loads((RECORDS / records / "alarms.json").read_text())["FIRE on alarm"].values()
+    within = Counter(step % length for steps in alarms for step in steps)
+    ((moment, often),) = within.most_common(1)
+    return [f"{often} of {within.total()} alarms came {moment} steps into a task."]
