@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import sqrt
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -199,6 +200,18 @@ def by_seed(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
         ]
         rows.append(f"| {name} | " + " | ".join(shown) + " |")
     return rows
+
+
+def as_factors(runs: Iterable[Run]) -> list[str]:
+    """Which factor would have moved each kind of layer as far as a reset did: 1 - √SFE, over layers and seeds."""
+    kinds = {"stem": "the first layer", "conv": "3x3 convolutions", "shortcut": "shortcuts", "head": "the head"}
+    found: dict[str, list[float]] = {said: [] for said in kinds.values()}
+    for run in runs:
+        for name, moved in start_of_second(run)["measures"].items():
+            if name.startswith(f"{MOVED}/"):
+                found[next(said for kind, said in kinds.items() if kind in name)].append(1 - sqrt(moved))
+    told = ", ".join(f"{said} {min(factors):.2g} to {max(factors):.2g}" for said, factors in found.items())
+    return [f"By its SFE one step is like a factor: {told}."]
 
 
 def by_step(records: str) -> list[str]:

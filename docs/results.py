@@ -17,6 +17,7 @@ from result_lines import (
     Table,
     after_the_reset,
     against,
+    as_factors,
     by_seed,
     by_step,
     chosen,
@@ -34,7 +35,7 @@ from result_lines import (
 )
 from result_lines_over_tasks import ahead, alarm, curvature_and_accuracy, inside, moments_of_alarms, over_tasks
 
-from replastic.report import gather
+from replastic.report import best, gather
 from replastic.report.charts import chart
 from replastic.report.contents import chapter
 from replastic.report.curves import Moment
@@ -126,13 +127,15 @@ def blocks() -> dict[str, list[str]]:
         ("FIRE, ten steps", "full reset"),
         3,
     )
+    blocks["shrinking-factors"] = as_factors(shrunk["FIRE, one step"].values())
     blocks["by-step"] = by_step("fire-6-cifar10")
     blocks["costs"] = costs()
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
+    points = {grid: one.arm for grid, one in best(RECORDS / "swr-figure-2-mnist").items()}
     blocks["swr-figure-2-against"] = against(
         ends(Table("swr-figure-2-mnist", {})),
-        "SWR, rate=0.0001",
-        ("vanilla", "S&P, rate=0.6", "L2 Init, strength=0.0001", "without warm start"),
+        points["SWR"],
+        ("vanilla", points["S&P"], points["L2 Init"], "without warm start"),
         4,
     )
     for number in (3, 4):

@@ -126,6 +126,12 @@ def test_every_link_and_anchor_inside_resolves(site: Path, pages: dict[str, Page
     assert followed > 200
 
 
+def test_every_heading_that_the_readme_leads_to_is_there(pages: dict[str, Page]) -> None:
+    links = re.findall(r"\]\(docs/([\w-]+)\.md#([\w-]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [(page, heading) for page, heading in links if heading not in pages[f"{page}.html"].anchors] == []
+
+
 def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[str, Page]) -> None:
     for name, page in pages.items():
         # A canonical address would be a link of its own kind; there is none, because the site has no address yet.
