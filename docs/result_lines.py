@@ -242,6 +242,17 @@ def start_of_second(run: Run) -> Mapping[str, Any]:
     return next(row for row in run.rows if (row["task"], row["epoch"]) == (1, 0))
 
 
+def losses(records: Iterable[str], arms: Iterable[str], epochs: tuple[int, ...]) -> list[str]:
+    """Training losses in some epochs; means over seeds."""
+    names = ["training loss", *(f"epoch {epoch}" for epoch in epochs), "n"]
+    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for one, arm in ((one, arm) for one in records for arm in arms):
+        runs = arms_in(one)[arm]
+        seen = [mean(row["loss"] for run in runs for row in run.rows if row["epoch"] == epoch) for epoch in epochs]
+        rows.append(f"| `{one}`, {arm} | " + " | ".join(f"{loss:.2f}" for loss in seen) + f" | {len(runs)} |")
+    return rows
+
+
 def train_accuracy(records: str) -> list[str]:
     """Of each arm, in the last five epochs."""
     found = outcomes(Table(records, {}, metric="train_accuracy"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import correlation, mean, stdev
 
 from result_lines import RECORDS, arms_in, ends_of_tasks, runs_in
@@ -38,14 +38,39 @@ def over_tasks(
     return rows
 
 
-def ahead(records: str, figure: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """In how many of the tasks that both have an arm is above another, with the same seed."""
-    arms, told = arms_in(records, stopped=True), []
+def late_in_tasks(records: str, figure: str, tasks: Sequence[int]) -> list[str]:
+    """Of each arm, best first, what it comes to over the last five epochs of some tasks, and of all but the first."""
+    found = {arm: [_late(run, figure) for run in runs] for arm, runs in arms_in(records).items()}
+    last = max(task for seeds in found.values() for seed in seeds for task in seed)
+    names = ["task", *map(str, tasks), f"mean of 2 to {last}", "n"]
+    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for arm, seeds in sorted(found.items(), key=lambda item: -mean(seed[last] for seed in item[1])):
+        cells = [f"{mean(seed[task] for seed in seeds):.3f}" for task in tasks]
+        cells[tasks.index(last)] = f"**{cells[tasks.index(last)]}**"
+        every = mean(seed[task] for seed in seeds for task in range(2, last + 1))
+        rows.append("| " + " | ".join([arm, *cells, f"{every:.3f}", f"{len(seeds)}"]) + " |")
+    return rows
+
+
+def _late(run: Run, figure: str) -> dict[int, float]:
+    """Means over the last five epochs of each task; tasks are counted from 1."""
+    tasks: dict[int, list[float]] = {}
+    for row in run.rows:
+        tasks.setdefault(row["task"] + 1, []).append(row[figure])
+    return {task: mean(values[-5:]) for task, values in tasks.items()}
+
+
+def ahead(records: str, figure: str, pairs: Iterable[tuple[str, str]], *, late: bool = False) -> list[str]:
+    """In how many of the tasks that both have an arm is above another, with the same seed.
+
+    late: by the last five epochs of each task instead of its last, and without first tasks, which arms may share.
+    """
+    arms, told, of = arms_in(records, stopped=True), [], _late if late else ends_of_tasks
     for one, other in pairs:
         compared = list[bool]()
         for mine, theirs in ((a, b) for a in arms[one] for b in arms[other] if a.seed == b.seed):
-            ends = ends_of_tasks(theirs, figure)
-            compared += [value > ends[task] for task, value in ends_of_tasks(mine, figure).items() if task in ends]
+            ends = of(theirs, figure)
+            compared += [value > ends[task] for task, value in of(mine, figure).items() if task in ends and task > late]
         told.append(f"{one} above {other} in {sum(compared)} of {len(compared)}")
     return [f"Task by task, by {figure}: {', '.join(told)}."]
 

@@ -26,6 +26,7 @@ from result_lines import (
     ends,
     iterations,
     lines,
+    losses,
     renamed,
     settings,
     short,
@@ -33,7 +34,15 @@ from result_lines import (
     times,
     train_accuracy,
 )
-from result_lines_over_tasks import ahead, alarm, curvature_and_accuracy, inside, moments_of_alarms, over_tasks
+from result_lines_over_tasks import (
+    ahead,
+    alarm,
+    curvature_and_accuracy,
+    inside,
+    late_in_tasks,
+    moments_of_alarms,
+    over_tasks,
+)
 
 from replastic.report import best, gather
 from replastic.report.charts import chart
@@ -66,9 +75,27 @@ TABLES = {
     "swr-table-1-cifar10": Table(
         "swr-table-1-cifar10", {"vanilla": 0.6500, "L2": 0.7119, "L2 Init": 0.7041, "SWR": 0.7158}, 4
     ),
+    "swr-table-1-cifar100": Table(
+        "swr-table-1-cifar100", {"vanilla": 0.3283, "L2": 0.3882, "L2 Init": 0.3881, "SWR": 0.3914}, 4
+    ),
+    "swr-table-1-cifar100-bn": Table(
+        "swr-table-1-cifar100-bn", {"vanilla": 0.3234, "L2": 0.4222, "L2 Init": 0.4030, "SWR": 0.4129}, 4
+    ),
     "swr-table-5-mnist": Table(
         "swr-table-5-mnist",
         {"vanilla": 0.9798, "L2": 0.9811, "L2 Init": 0.9811, "SWR": 0.9796, "SWR + re-init": 0.9829}, 4
+    ),
+    "swr-table-5-cifar10": Table(
+        "swr-table-5-cifar10",
+        {"vanilla": 0.6571, "L2": 0.7304, "L2 Init": 0.7286, "SWR": 0.6925, "SWR + re-init": 0.7269}, 4
+    ),
+    "swr-table-5-cifar100": Table(
+        "swr-table-5-cifar100",
+        {"vanilla": 0.3490, "L2": 0.3949, "L2 Init": 0.4048, "SWR": 0.3599, "SWR + re-init": 0.4133}, 4
+    ),
+    "swr-table-5-cifar100-bn": Table(
+        "swr-table-5-cifar100-bn",
+        {"vanilla": 0.3483, "L2": 0.4532, "L2 Init": 0.4341, "SWR": 0.4240, "SWR + re-init": 0.4451}, 4
     ),
 }  # fmt: skip
 SHRINKING = {  # what the arms are called in the records of several experiments
@@ -97,10 +124,12 @@ FIGURES = {
     "quick.png": Figure(["quick"], "end"),
     "warm-start-cifar10.png": Figure(["fire-2a-cifar10"], "last"),
     "warm-start-cifar100.png": Figure(["fire-2a-cifar100"], "last"),
+    "continual-cifar10.png": Figure(["fire-2b-cifar10"], "end"),
     "iterations-cifar10.png": Figure(["fire-5a-7-cifar10", "fire-2a-cifar10"], "last", ("base", "full reset", *ITERATIONS)),
     "permuted-mnist.png": Figure(["permuted-mnist"], "end", metric="online_accuracy"),
     "permuted-mnist-as-released.png": Figure(["permuted-mnist-as-released"], "end", metric="online_accuracy"),
     "swr-table-1-cifar10.png": Figure(["swr-table-1-cifar10"], "last"),
+    "swr-table-5-cifar100.png": Figure(["swr-table-5-cifar100"], "last"),
     "alarm.png": Figure(["watch-random-labels-mnist"], "end"),
 }
 
@@ -112,8 +141,19 @@ def blocks() -> dict[str, list[str]]:
     blocks["warm-start-tested"] = against(
         ends(TABLES["warm-start-cifar10"]), "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base"), 3
     )
-    blocks["swr-against-cifar10"] = against(ends(TABLES["swr-table-1-cifar10"]), "SWR", ("vanilla", "L2", "L2 Init"), 4)
+    networks = ("cifar10", "cifar100", "cifar100-bn")
+    blocks["swr-losses"] = losses((f"swr-table-5-{one}" for one in networks), ("SWR", "SWR + re-init"), (100, 150, 200))
+    for network in networks:
+        for number, arm in ((1, "SWR"), (5, "SWR + re-init")):
+            table = TABLES[name := f"swr-table-{number}-{network}"]
+            blocks[f"{name}-against"] = against(ends(table), arm, [one for one in table.published if one != arm], 4)
     blocks["swr-tested"] = tested(TABLES["swr-table-1-mnist"], "SWR", "vanilla")
+    blocks["continual-cifar10"] = late_in_tasks("fire-2b-cifar10", "test_accuracy", (1, 2, 4, 6, 8, 10))
+    others = ("base", "full reset", "S&P", "DASH", "Parseval")
+    blocks["continual-cifar10-ahead"] = ahead(
+        "fire-2b-cifar10", "test_accuracy", [("FIRE", other) for other in others], late=True
+    )
+    blocks["continual-cifar10-train"] = late_in_tasks("fire-2b-cifar10", "train_accuracy", (1, 2, 4, 6, 8, 10))
     blocks["train-accuracy"] = train_accuracy("fire-2a-cifar10")
     blocks["after-the-reset"] = after_the_reset("fire-2a-cifar10")
     blocks["after-the-reset-in-training"] = after_the_reset("fire-5b-cifar10")
