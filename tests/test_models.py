@@ -219,6 +219,17 @@ def test_a_kaiming_mlp_drawn_anew_is_kaiming_again() -> None:
     assert not torch.equal(fresh[1].weight, model[1].weight)
 
 
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_a_kaiming_cnn_has_wider_weights_and_no_shifts_also_when_it_is_drawn_anew(norm: Any) -> None:
+    model = CNN(3, 32, 100, norm=norm, init="kaiming")
+    for drawn in (model, Learner(model, torch.optim.SGD(model.parameters(), lr=0.1)).fresh()):
+        layers = [layer for layer in drawn.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+        for layer, read in zip(layers, [3 * 25, 16 * 25, 16 * 25, 100], strict=True):
+            bound = (6 / read) ** 0.5
+            assert 0.9 * bound < layer.weight.abs().max() <= bound
+            assert layer.bias is None or not layer.bias.any()
+
+
 @pytest.mark.parametrize("kind", [*NORMED, "vit"])
 def test_channels_last_images_give_the_same_scores(kind: str, device: torch.device) -> None:
     model, images = build(kind)
@@ -270,6 +281,8 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(kind: str, option
 def test_an_unknown_init_is_an_error() -> None:
     with pytest.raises(ValueError, match='init=\'orthogonal\': give "default" or "kaiming"'):
         MLP(6, [5], 3, init="orthogonal")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='init=\'xavier\': give "default" or "kaiming"'):
+        CNN(3, 32, 10, init="xavier")  # type: ignore[arg-type]
 
 
 def test_images_that_shrink_to_nothing_are_an_error() -> None:

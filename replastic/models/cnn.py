@@ -1,7 +1,8 @@
 """The small convolutional network of Soft Weight Rescaling: two 5x5 convolutions of 16 channels, then 100 hidden units.
 
 CNN-BN is the same with norm="batch" after each convolution. Appendix D.1 does not say how images shrink on the way; as in
-LeNet, each convolution is followed by 2x2 max-pooling here.
+LeNet, each convolution is followed by 2x2 max-pooling here. Nor does it say how weights are drawn: here as torch does,
+unless `init` says otherwise.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Norm, dense_layers, make_activation, make_norm, width_after
+from .parts import Activation, Drawn, Init, Norm, dense_layers, make_activation, make_norm, width_after
 
 
-class CNN(nn.Sequential):
+class CNN(Drawn):
     """Convolutions with norm, activation and pooling, then linear layers.
 
     size: height and width of the images.
@@ -34,6 +35,7 @@ class CNN(nn.Sequential):
         hidden: Sequence[int] = (100,),
         activation: Activation = "relu",
         norm: Norm = "none",
+        init: Init = "default",
     ) -> None:
         layers: list[nn.Module] = []
         width, side = image_channels, size
@@ -45,4 +47,4 @@ class CNN(nn.Sequential):
             width, side = width_after(activation, channels), (side - kernel + 1) // 2
         if side < 1:
             raise ValueError(f"images of {size}x{size} are too small for {convolutions} convolutions of {kernel}x{kernel}")
-        super().__init__(*layers, *dense_layers(width * side * side, hidden, classes, activation))
+        super().__init__(*layers, *dense_layers(width * side * side, hidden, classes, activation), init=init)

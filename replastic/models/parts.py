@@ -1,4 +1,4 @@
-"""Activations and norms by name, shared by the models."""
+"""Activations, norms and first weights by name, shared by the models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 Activation = Literal["relu", "leaky_relu", "tanh", "gelu", "crelu"]
 Norm = Literal["none", "batch", "layer", "group"]
+Init = Literal["default", "kaiming"]
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -66,3 +67,26 @@ def dense_layers(width: int, hidden: Sequence[int], classes: int, activation: Ac
         layers += [nn.Linear(width, units), make_activation(activation)]
         width = width_after(activation, units)
     return [*layers, nn.Linear(width, classes)]
+
+
+class Drawn(nn.Sequential):
+    """Layers whose first weights are drawn by a rule.
+
+    init: "default" is torch's own; "kaiming" is Kaiming-uniform for ReLU, 2.4 times as wide, with zero biases.
+    """
+
+    def __init__(self, *layers: nn.Module, init: Init) -> None:
+        super().__init__(*layers)
+        if init not in ("default", "kaiming"):
+            raise ValueError(f'init={init!r}: give "default" or "kaiming"')
+        self.init = init
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """What `init` says, after the layers' own: who draws a model anew asks the layers first, then the whole."""
+        if self.init == "kaiming":
+            for layer in self:
+                if isinstance(layer, nn.Linear | nn.Conv2d):
+                    nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+                    if layer.bias is not None:
+                        nn.init.zeros_(layer.bias)
