@@ -111,10 +111,33 @@ def tested(table: Table, arm: str, baseline: str) -> list[str]:
 
 def against(figures: Mapping[str, Mapping[int, float]], arm: str, others: Iterable[str], digits: int) -> list[str]:
     """How an arm differs from others, seed by seed; p is adjusted for their number."""
-    found = compared({other: (figures[arm], figures[other]) for other in others})
-    told = [f"{other} {one.mean:+.{digits}f} (p = {adjusted:.2g})" for other, (one, adjusted) in found.items()]
+    return [f"{arm} against {_told({other: (figures[arm], figures[other]) for other in others}, digits)}."]
+
+
+def against_vanilla(records: str, digits: int) -> list[str]:
+    """How arms, of grids those that held-out images choose, differ from plain training over all tasks and in the last."""
+    points = {one.arm for one in best(RECORDS / records).values()}
+    arms = arms_in(records)
+    names = [arm for arm, runs in arms.items() if arm != "vanilla" and (arm in points or not runs[0].config.get("grid"))]
+    over = {
+        "Ends of all tasks": {arm: {run.seed: _mean_end(run) for run in runs} for arm, runs in arms.items()},
+        "The last task": ends(Table(records, {})),
+    }
+    return [
+        f"- {tasks}, minus vanilla: {_told({arm: (figures[arm], figures['vanilla']) for arm in names}, digits)}."
+        for tasks, figures in over.items()
+    ]
+
+
+def _told(pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]], digits: int) -> str:
+    found = compared(pairs)
+    told = [f"{name} {one.mean:+.{digits}f} (p = {adjusted:.2g})" for name, (one, adjusted) in found.items()]
     (seeds,) = {one.n for one, _ in found.values()}
-    return [f"{arm} against {', '.join(told)}; paired t-tests over {seeds} seeds, adjusted for {len(told)} comparisons."]
+    return f"{', '.join(told)}; paired t-tests over {seeds} seeds, adjusted for {len(told)} comparisons"
+
+
+def _mean_end(run: Run) -> float:
+    return mean(ends_of_tasks(run, "test_accuracy").values())
 
 
 def compared(pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]]) -> dict[str, tuple[Difference, float]]:
@@ -291,12 +314,9 @@ def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
             said = ", ".join(f"{key} {value:g}" for key, value in point.items()) or "-"
             spread = f"{one.spread:.4f}" if len(one.last) > 1 else "-"
             if all_tasks:
-                ends, plain = (
-                    {run.seed: mean(ends_of_tasks(run, "test_accuracy").values()) for run in arms[of]}
-                    for of in (name, "vanilla")
-                )
-                above = sum(end > plain[seed] for seed, end in ends.items())
-                more = [f"{mean(ends.values()):.4f}", "-" if name == "vanilla" else f"{above} of {len(ends)} seeds"]
+                ended, plain = ({run.seed: _mean_end(run) for run in arms[of]} for of in (name, "vanilla"))
+                above = sum(end > plain[seed] for seed, end in ended.items())
+                more = [f"{mean(ended.values()):.4f}", "-" if name == "vanilla" else f"{above} of {len(ended)} seeds"]
             rows.append("| " + " | ".join([arm, said, f"**{one.mean:.4f}**", f"{len(one.last)}", spread, *more]) + " |")
     return rows
 

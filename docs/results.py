@@ -17,6 +17,7 @@ from result_lines import (
     Table,
     after_the_reset,
     against,
+    against_vanilla,
     as_factors,
     by_seed,
     by_step,
@@ -180,6 +181,7 @@ def blocks() -> dict[str, list[str]]:
     )
     for number in (3, 4):
         blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
+        blocks[f"swr-figure-{number}-against"] = against_vanilla(f"swr-figure-{number}-mnist", 4)
     for records, order, pairs in (
         ("permuted-mnist", PERMUTED, [("L2-ER", "BP"), ("L2-ER", "ER")]),
         (
