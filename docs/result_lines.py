@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import sqrt
@@ -97,16 +97,14 @@ def last_epoch(table: Table, arm: str) -> dict[int, float]:
     return {run.seed: run.rows[-1][table.metric] for run in runs_in(table.records) if run.arm == arm}
 
 
-def tested(table: Table, arm: str, baseline: str) -> list[str]:
-    """Whether an arm differs from the baseline, seed by seed; p is adjusted for all arms that could be compared so."""
-    said, others = [], [name for name in table.published if name != baseline]
-    for over, figures in {
-        "over the last five epochs": ends(table),
-        "in the last epoch alone": {name: last_epoch(table, name) for name in table.published},
-    }.items():
-        one, adjusted = compared({name: (figures[name], figures[baseline]) for name in others})[arm]
-        said.append(f"{over} {one.mean:+.4f} (p = {one.p:.2f}, adjusted {adjusted:.2f})")
-    return [f"{arm} against {baseline}, by a paired t-test over {one.n} seeds: " + "; ".join(said) + "."]
+def differences(table: Table, arm: str, others: Iterable[str]) -> list[str]:
+    """How an arm differs from others over the last five epochs, and in the last alone, which is what papers count."""
+    counted = {
+        "Over the last five epochs": ends(table),
+        "In the last epoch alone": {name: last_epoch(table, name) for name in table.published},
+    }
+    others = list(others)
+    return [f"- {over}: {against(figures, arm, others, table.digits)[0]}" for over, figures in counted.items()]
 
 
 def against(figures: Mapping[str, Mapping[int, float]], arm: str, others: Iterable[str], digits: int) -> list[str]:
@@ -116,9 +114,8 @@ def against(figures: Mapping[str, Mapping[int, float]], arm: str, others: Iterab
 
 def against_vanilla(records: str, digits: int) -> list[str]:
     """How arms, of grids those that held-out images choose, differ from plain training over all tasks and in the last."""
-    points = {one.arm for one in best(RECORDS / records).values()}
-    arms = arms_in(records)
-    names = [arm for arm, runs in arms.items() if arm != "vanilla" and (arm in points or not runs[0].config.get("grid"))]
+    arms = chosen_arms(records)
+    names = [arm for arm in arms if arm != "vanilla"]
     over = {
         "Ends of all tasks": {arm: {run.seed: _mean_end(run) for run in runs} for arm, runs in arms.items()},
         "The last task": ends(Table(records, {})),
@@ -133,7 +130,8 @@ def _told(pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]], 
     found = compared(pairs)
     told = [f"{name} {one.mean:+.{digits}f} (p = {adjusted:.2g})" for name, (one, adjusted) in found.items()]
     (seeds,) = {one.n for one, _ in found.values()}
-    return f"{', '.join(told)}; paired t-tests over {seeds} seeds, adjusted for {len(told)} comparisons"
+    several = f"tests over {seeds} seeds, adjusted for {len(told)} comparisons"
+    return f"{', '.join(told)}; paired t-{several if len(told) > 1 else f'test over {seeds} seeds'}"
 
 
 def _mean_end(run: Run) -> float:
@@ -265,14 +263,14 @@ def start_of_second(run: Run) -> Mapping[str, Any]:
     return next(row for row in run.rows if (row["task"], row["epoch"]) == (1, 0))
 
 
-def losses(records: Iterable[str], arms: Iterable[str], epochs: tuple[int, ...]) -> list[str]:
-    """Training losses in some epochs; means over seeds."""
-    names = ["training loss", *(f"epoch {epoch}" for epoch in epochs), "n"]
+def at_epochs(runs: Mapping[str, Sequence[Run]], figure: str, epochs: Sequence[int], digits: int) -> list[str]:
+    """A figure of runs of one task in some of its epochs; means over seeds."""
+    names = [figure, *(f"epoch {epoch}" for epoch in epochs), "n"]
     rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    for one, arm in ((one, arm) for one in records for arm in arms):
-        runs = arms_in(one)[arm]
-        seen = [mean(row["loss"] for run in runs for row in run.rows if row["epoch"] == epoch) for epoch in epochs]
-        rows.append(f"| `{one}`, {arm} | " + " | ".join(f"{loss:.2f}" for loss in seen) + f" | {len(runs)} |")
+    for name, several in runs.items():
+        seeds = [{row["epoch"]: row[figure] for row in run.rows if row["epoch"] > 0} for run in several]
+        cells = [f"{mean(seed[epoch] for seed in seeds):.{digits}f}" for epoch in epochs]
+        rows.append("| " + " | ".join([name, *cells, f"{len(seeds)}"]) + " |")
     return rows
 
 
@@ -302,14 +300,12 @@ def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
 
     all_tasks: also how all tasks ended, and with how many seeds better than those of plain training.
     """
-    points = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}
-    arms = arms_in(records)
-    grids = {arm for arm, runs in arms.items() if runs[0].config.get("grid")}
+    points, arms = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}, chosen_arms(records)
     more = ["ends of all tasks", "above vanilla there"] if all_tasks else []
     names = ["arm", "chosen of the grid", "here", "n", "± over seeds", *more]
     rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for name, one in outcomes(Table(records, {})).items():
-        if name in points or name not in grids:
+        if name in arms:
             arm, point = points.get(name, (name, {}))
             said = ", ".join(f"{key} {value:g}" for key, value in point.items()) or "-"
             spread = f"{one.spread:.4f}" if len(one.last) > 1 else "-"
@@ -319,6 +315,12 @@ def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
                 more = [f"{mean(ended.values()):.4f}", "-" if name == "vanilla" else f"{above} of {len(ended)} seeds"]
             rows.append("| " + " | ".join([arm, said, f"**{one.mean:.4f}**", f"{len(one.last)}", spread, *more]) + " |")
     return rows
+
+
+def chosen_arms(records: str) -> dict[str, list[Run]]:
+    """The runs of arms; of grids, of the point that held-out images choose."""
+    points = {one.arm for one in best(RECORDS / records).values()}
+    return {arm: runs for arm, runs in arms_in(records).items() if arm in points or not runs[0].config.get("grid")}
 
 
 def ends_of_tasks(run: Run, figure: str) -> dict[int, float]:

@@ -39,16 +39,15 @@ def over_tasks(
 
 
 def late_in_tasks(records: str, figure: str, tasks: Sequence[int]) -> list[str]:
-    """Of each arm, best first, what it comes to over the last five epochs of some tasks, and of all but the first."""
+    """Of each arm, best first, what it comes to over the last five epochs of some tasks, the last, and all but the first."""
     found = {arm: [_late(run, figure) for run in runs] for arm, runs in arms_in(records).items()}
     last = max(task for seeds in found.values() for seed in seeds for task in seed)
-    names = ["task", *map(str, tasks), f"mean of 2 to {last}", "n"]
+    names = ["task", *map(str, tasks), f"{last}", f"mean of 2 to {last}", "n"]
     rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for arm, seeds in sorted(found.items(), key=lambda item: -mean(seed[last] for seed in item[1])):
-        cells = [f"{mean(seed[task] for seed in seeds):.3f}" for task in tasks]
-        cells[tasks.index(last)] = f"**{cells[tasks.index(last)]}**"
+        *cells, end = [f"{mean(seed[task] for seed in seeds):.3f}" for task in (*tasks, last)]
         every = mean(seed[task] for seed in seeds for task in range(2, last + 1))
-        rows.append("| " + " | ".join([arm, *cells, f"{every:.3f}", f"{len(seeds)}"]) + " |")
+        rows.append("| " + " | ".join([arm, *cells, f"**{end}**", f"{every:.3f}", f"{len(seeds)}"]) + " |")
     return rows
 
 
@@ -65,12 +64,13 @@ def ahead(records: str, figure: str, pairs: Iterable[tuple[str, str]], *, late: 
 
     late: by the last five epochs of each task instead of its last, and without first tasks, which arms may share.
     """
-    arms, told, of = arms_in(records, stopped=True), [], _late if late else ends_of_tasks
+    arms, told = arms_in(records, stopped=True), []
+    of, first = (_late, 2) if late else (ends_of_tasks, 1)
     for one, other in pairs:
         compared = list[bool]()
         for mine, theirs in ((a, b) for a in arms[one] for b in arms[other] if a.seed == b.seed):
             ends = of(theirs, figure)
-            compared += [value > ends[task] for task, value in of(mine, figure).items() if task in ends and task > late]
+            compared += [value > ends[task] for task, value in of(mine, figure).items() if task in ends and task >= first]
         told.append(f"{one} above {other} in {sum(compared)} of {len(compared)}")
     return [f"Task by task, by {figure}: {', '.join(told)}."]
 

@@ -18,20 +18,21 @@ from result_lines import (
     after_the_reset,
     against,
     against_vanilla,
+    arms_in,
     as_factors,
+    at_epochs,
     by_seed,
     by_step,
     chosen,
     costs,
+    differences,
     end_of,
     ends,
     iterations,
     lines,
-    losses,
     renamed,
     settings,
     short,
-    tested,
     times,
     train_accuracy,
 )
@@ -142,19 +143,23 @@ def blocks() -> dict[str, list[str]]:
     blocks["warm-start-tested"] = against(
         ends(TABLES["warm-start-cifar10"]), "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base"), 3
     )
-    networks = ("cifar10", "cifar100", "cifar100-bn")
-    blocks["swr-losses"] = losses((f"swr-table-5-{one}" for one in networks), ("SWR", "SWR + re-init"), (100, 150, 200))
-    for network in networks:
-        for number, arm in ((1, "SWR"), (5, "SWR + re-init")):
-            table = TABLES[name := f"swr-table-{number}-{network}"]
-            blocks[f"{name}-against"] = against(ends(table), arm, [one for one in table.published if one != arm], 4)
-    blocks["swr-tested"] = tested(TABLES["swr-table-1-mnist"], "SWR", "vanilla")
-    blocks["continual-cifar10"] = late_in_tasks("fire-2b-cifar10", "test_accuracy", (1, 2, 4, 6, 8, 10))
+    decayed = {name: arms_in(f"swr-table-5-{name}") for name in ("cifar10", "cifar100", "cifar100-bn")}
+    blocks["swr-losses"] = at_epochs(
+        {f"`{name}`, {arm}": runs[arm] for name, runs in decayed.items() for arm in ("SWR", "SWR + re-init")},
+        "loss", (100, 110, 150, 160, 200), 2,
+    )  # fmt: skip
+    for name in decayed:
+        one, five = TABLES[f"swr-table-1-{name}"], TABLES[f"swr-table-5-{name}"]
+        blocks[f"swr-table-1-{name}-against"] = differences(one, "SWR", ("vanilla", "L2", "L2 Init"))
+        blocks[f"swr-table-5-{name}-against"] = differences(five, "SWR + re-init", ("vanilla", "L2", "L2 Init", "SWR"))
+        blocks[f"swr-table-5-{name}-without"] = against(ends(five), "SWR", ("vanilla",), 4)
+    blocks["swr-table-1-mnist-against"] = differences(TABLES["swr-table-1-mnist"], "SWR", ("vanilla", "L2", "L2 Init"))
+    blocks["continual-cifar10"] = late_in_tasks("fire-2b-cifar10", "test_accuracy", (1, 2, 4, 6, 8))
     others = ("base", "full reset", "S&P", "DASH", "Parseval")
     blocks["continual-cifar10-ahead"] = ahead(
         "fire-2b-cifar10", "test_accuracy", [("FIRE", other) for other in others], late=True
     )
-    blocks["continual-cifar10-train"] = late_in_tasks("fire-2b-cifar10", "train_accuracy", (1, 2, 4, 6, 8, 10))
+    blocks["continual-cifar10-train"] = late_in_tasks("fire-2b-cifar10", "train_accuracy", (1, 2, 4, 6, 8))
     blocks["train-accuracy"] = train_accuracy("fire-2a-cifar10")
     blocks["after-the-reset"] = after_the_reset("fire-2a-cifar10")
     blocks["after-the-reset-in-training"] = after_the_reset("fire-5b-cifar10")

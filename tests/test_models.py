@@ -221,8 +221,10 @@ def test_a_kaiming_mlp_drawn_anew_is_kaiming_again() -> None:
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_a_kaiming_cnn_has_wider_weights_and_no_shifts_also_when_it_is_drawn_anew(norm: Any) -> None:
-    model = CNN(3, 32, 100, norm=norm, init="kaiming")
-    for drawn in (model, Learner(model, torch.optim.SGD(model.parameters(), lr=0.1)).fresh()):
+    model: Any = CNN(3, 32, 100, norm=norm, init="kaiming")
+    fresh: Any = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1)).fresh()
+    assert not torch.equal(fresh[0].weight, model[0].weight)
+    for drawn in (model, fresh):
         layers = [layer for layer in drawn.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
         for layer, read in zip(layers, [3 * 25, 16 * 25, 16 * 25, 100], strict=True):
             bound = (6 / read) ** 0.5

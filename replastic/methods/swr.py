@@ -14,10 +14,10 @@ It holds for chains: MLP, CNN, VGG, with or without norms, and activations with 
 branch is scaled and the skip is not, so no factor fits their sum; C starts anew behind it, and outputs change a little, by
 the order of λ. `replastic.chain` finds what feeds what; a layer that it cannot see starts anew, too.
 
-λ does not decay with the learning rate. When that falls, training no longer makes norms grow, SWR still draws them to their
-first values, and what was learnt suffers (appendix E). "SWR + re-init" takes the norms anew then; in docs/results-swr.md it
-decides whether SWR helps a small CNN or harms it. What it takes are norms that have grown: over many tasks, each with a rate
-that decays, it lets them grow from task to task.
+λ does not decay with the learning rate. When that falls, training no longer makes norms grow, and SWR still draws them to
+their first values (appendix E). "SWR + re-init" takes the norms anew then; without it a small CNN without batch norm ends
+no better than with plain training (docs/results-swr.md). What it takes are norms that have grown: over many tasks, each with
+a rate that decays, they can grow from task to task.
 
 Departures from the paper, each for a reason:
     - Algorithm 1 as printed lets C grow through the last norm layer (l >= k), which scales its shift by the factor of the

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Drawn, Init, Norm, dense_layers, make_activation, make_norm, width_after
+from .parts import Activation, Init, Initialised, Norm, dense_layers, make_activation, make_norm, width_after
 
 
-class CNN(Drawn):
+class CNN(Initialised):
     """Convolutions with norm, activation and pooling, then linear layers.
 
-    size: height and width of the images.
+    size: height and width of the images. init: "default", as torch draws, or "kaiming": see `Initialised`.
 
     >>> sum(parameter.numel() for parameter in CNN(3, 32, 10).parameters())
     48742

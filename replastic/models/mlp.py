@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Drawn, Init, Norm, make_activation, make_norm, width_after
+from .parts import Activation, Init, Initialised, Norm, make_activation, make_norm, width_after
 
 
-class MLP(Drawn):
+class MLP(Initialised):
     """Linear layers with an activation after each but the last. Inputs of any shape are flattened.
 
     init: "kaiming" is L2-ER's (its text does not speak of biases; zero is its framework's default); "default" is torch's.

@@ -69,10 +69,11 @@ def dense_layers(width: int, hidden: Sequence[int], classes: int, activation: Ac
     return [*layers, nn.Linear(width, classes)]
 
 
-class Drawn(nn.Sequential):
+class Initialised(nn.Sequential):
     """Layers whose first weights are drawn by a rule.
 
-    init: "default" is torch's own; "kaiming" is Kaiming-uniform for ReLU, 2.4 times as wide, with zero biases.
+    init: "default" is torch's own; "kaiming" is Kaiming-uniform for ReLU, 2.4 times as wide as torch's, with zero
+        biases.
     """
 
     def __init__(self, *layers: nn.Module, init: Init) -> None:
