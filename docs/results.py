@@ -148,6 +148,13 @@ def blocks() -> dict[str, list[str]]:
         {f"`{name}`, {arm}": runs[arm] for name, runs in decayed.items() for arm in ("SWR", "SWR + re-init")},
         "loss", (100, 110, 150, 160, 200), 2,
     )  # fmt: skip
+    without = [run for run in decayed["cifar10"]["SWR"] if run.seed == 1]
+    tried = {"as in table 5": without} | {
+        what: arms_in(f"swr-table-5-cifar10-{records}")["SWR"]
+        for records, what in {"kaiming": "weights drawn by Kaiming's rule", "rate": "a coefficient of 1e-4"}.items()
+    }
+    for figure, digits in (("test_accuracy", 3), ("loss", 2)):
+        blocks[f"swr-tried-{figure}"] = at_epochs(tried, figure, (100, 110, 150, 160, 200), digits)
     for name in decayed:
         one, five = TABLES[f"swr-table-1-{name}"], TABLES[f"swr-table-5-{name}"]
         blocks[f"swr-table-1-{name}-against"] = differences(one, "SWR", ("vanilla", "L2", "L2 Init"))
