@@ -13,7 +13,7 @@ from typing import Any
 
 from replastic.record import Run, find_runs, read
 from replastic.report import best, gather
-from replastic.report.curves import points_of
+from replastic.report.curves import of_row, points_of
 from replastic.report.estimates import Difference, holm, paired
 from replastic.report.summary import Summary, summarise
 
@@ -265,10 +265,11 @@ def start_of_second(run: Run) -> Mapping[str, Any]:
 
 def at_epochs(runs: Mapping[str, Sequence[Run]], figure: str, epochs: Sequence[int], digits: int) -> list[str]:
     """A figure of runs of one task in some of its epochs; means over seeds."""
-    names = [figure, *(f"epoch {epoch}" for epoch in epochs), "n"]
+    get = of_row(figure)
+    names = [figure.removeprefix("measures."), *(f"epoch {epoch}" for epoch in epochs), "n"]
     rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for name, several in runs.items():
-        seeds = [{row["epoch"]: row[figure] for row in run.rows if row["epoch"] > 0} for run in several]
+        seeds = [{row["epoch"]: get(row) for row in run.rows} for run in several]
         cells = [f"{mean(seed[epoch] for seed in seeds):.{digits}f}" for epoch in epochs]
         rows.append("| " + " | ".join([name, *cells, f"{len(seeds)}"]) + " |")
     return rows
