@@ -14,7 +14,6 @@ from typing import Any
 from replastic.record import Run, find_runs, read
 from replastic.report import best, gather
 from replastic.report.curves import of_row, points_of
-from replastic.report.estimates import Difference, holm, paired
 from replastic.report.summary import Summary, summarise
 
 RECORDS = Path(__file__).parent.parent / "experiments/results"
@@ -33,6 +32,16 @@ class Table:
     published: Mapping[str, float | None]
     digits: int = 3
     metric: str = "test_accuracy"
+
+
+def head(names: Sequence[str]) -> list[str]:
+    """The two lines that a table begins with."""
+    return [as_row(names), "|---" * len(names) + "|"]
+
+
+def as_row(cells: Iterable[str]) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(cells) + " |"
 
 
 def lines(table: Table) -> list[str]:
@@ -56,11 +65,10 @@ def short(table: Table) -> list[str]:
     found = outcomes(table)
     arms = [arm for arm, published in table.published.items() if published is not None]
     return [
-        "| | " + " | ".join(arms) + " |",
-        "|---" * (len(arms) + 1) + "|",
-        "| published | " + " | ".join(f"{table.published[arm]:.3f}" for arm in arms) + " |",
-        "| here | " + " | ".join(f"{found[arm].mean:.3f}" for arm in arms) + " |",
-        "| seeds here | " + " | ".join(f"{len(found[arm].last)}" for arm in arms) + " |",
+        *head(["", *arms]),
+        as_row(["published", *(f"{table.published[arm]:.3f}" for arm in arms)]),
+        as_row(["here", *(f"{found[arm].mean:.3f}" for arm in arms)]),
+        as_row(["seeds here", *(f"{len(found[arm].last)}" for arm in arms)]),
     ]
 
 
@@ -97,53 +105,6 @@ def last_epoch(table: Table, arm: str) -> dict[int, float]:
     return {run.seed: run.rows[-1][table.metric] for run in runs_in(table.records) if run.arm == arm}
 
 
-def differences(table: Table, arm: str, others: Iterable[str]) -> list[str]:
-    """How an arm differs from others over the last five epochs, and in the last alone, which is what papers count."""
-    counted = {
-        "Over the last five epochs": ends(table),
-        "In the last epoch alone": {name: last_epoch(table, name) for name in table.published},
-    }
-    others = list(others)
-    return [f"- {over}: {against(figures, arm, others, table.digits)[0]}" for over, figures in counted.items()]
-
-
-def against(figures: Mapping[str, Mapping[int, float]], arm: str, others: Iterable[str], digits: int) -> list[str]:
-    """How an arm differs from others, seed by seed; p is adjusted for their number."""
-    return [f"{arm} against {_told({other: (figures[arm], figures[other]) for other in others}, digits)}."]
-
-
-def against_vanilla(records: str, digits: int) -> list[str]:
-    """How arms, of grids those that held-out images choose, differ from plain training over all tasks and in the last."""
-    arms = chosen_arms(records)
-    names = [arm for arm in arms if arm != "vanilla"]
-    over = {
-        "Ends of all tasks": {arm: {run.seed: _mean_end(run) for run in runs} for arm, runs in arms.items()},
-        "The last task": ends(Table(records, {})),
-    }
-    return [
-        f"- {tasks}, minus vanilla: {_told({arm: (figures[arm], figures['vanilla']) for arm in names}, digits)}."
-        for tasks, figures in over.items()
-    ]
-
-
-def _told(pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]], digits: int) -> str:
-    found = compared(pairs)
-    told = [f"{name} {one.mean:+.{digits}f} (p = {adjusted:.2g})" for name, (one, adjusted) in found.items()]
-    (seeds,) = {one.n for one, _ in found.values()}
-    several = f"tests over {seeds} seeds, adjusted for {len(told)} comparisons"
-    return f"{', '.join(told)}; paired t-{several if len(told) > 1 else f'test over {seeds} seeds'}"
-
-
-def _mean_end(run: Run) -> float:
-    return mean(ends_of_tasks(run, "test_accuracy").values())
-
-
-def compared(pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]]) -> dict[str, tuple[Difference, float]]:
-    """Of each pair its difference, seed by seed, and p as adjusted for all of them."""
-    found = {name: paired(*pair) for name, pair in pairs.items()}
-    return dict(zip(found, zip(found.values(), holm([one.p for one in found.values()]), strict=True), strict=True))
-
-
 def ends(table: Table) -> dict[str, dict[int, float]]:
     """What every arm comes to over its last five epochs, by seed."""
     return {name: dict(one.last) for name, one in outcomes(table).items()}
@@ -166,7 +127,7 @@ def after_the_reset(records: str) -> list[str]:
             *(f"{mean(one[name] for one in found):.2g}" for name in ("hessian_top_eigenvalue", "deviation_from_isometry")),
             *(f"{mean(values):.2f}" for values in ([one[MOVED] for one in found], moved)),
         ]
-        rows.append("| " + " | ".join([arm, *shown]) + " |")
+        rows.append(as_row([arm, *shown]))
     return rows
 
 
@@ -209,7 +170,7 @@ def by_seed(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
     """What comes out of each seed, and how far from an isometry, and from where it was, it began: means over its seeds."""
     seeds = sorted({seed for runs in arms.values() for seed in runs})
     columns = ["", *(f"seed {seed}" for seed in seeds), "mean", "n", "right after the reset: DfI", "SFE"]
-    rows = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    rows = head(columns)
     for name, runs in arms.items():
         starts = [start_of_second(run)["measures"] for run in runs.values()]
         shown = [
@@ -219,7 +180,7 @@ def by_seed(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
             f"{mean(one['deviation_from_isometry'] for one in starts):.2g}",
             f"{mean(one[MOVED] for one in starts):.2f}",
         ]
-        rows.append(f"| {name} | " + " | ".join(shown) + " |")
+        rows.append(as_row([name, *shown]))
     return rows
 
 
@@ -238,14 +199,14 @@ def as_factors(runs: Iterable[Run]) -> list[str]:
 def by_step(records: str) -> list[str]:
     """DfI and SFE after so many steps; means over seeds."""
     arms = arms_in(records)
-    rows = ["| steps | " + " | ".join(map(str, BY_STEP)) + " |", "|---" * (len(BY_STEP) + 1) + "|"]
+    rows = head(["steps", *map(str, BY_STEP)])
     for label, name, digits in (
         ("DfI", "deviation_from_isometry", ".2g"),
         ("SFE", "squared_frobenius_error", ".0f"),
         ("SFE, normalised", MOVED, ".3f"),
     ):
         shown = [mean(start_of_second(run)["measures"][name] for run in arms[f"FIRE, steps={steps}"]) for steps in BY_STEP]
-        rows.append(f"| {label} | " + " | ".join(f"{figure:{digits}}" for figure in shown) + " |")
+        rows.append(as_row([label, *(f"{figure:{digits}}" for figure in shown)]))
     return rows
 
 
@@ -267,20 +228,22 @@ def at_epochs(runs: Mapping[str, Sequence[Run]], figure: str, epochs: Sequence[i
     """A figure of runs of one task in some of its epochs; means over seeds."""
     get = of_row(figure)
     names = [figure.removeprefix("measures."), *(f"epoch {epoch}" for epoch in epochs), "n"]
-    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    rows = head(names)
     for name, several in runs.items():
         seeds = [{row["epoch"]: get(row) for row in run.rows} for run in several]
         cells = [f"{mean(seed[epoch] for seed in seeds):.{digits}f}" for epoch in epochs]
-        rows.append("| " + " | ".join([name, *cells, f"{len(seeds)}"]) + " |")
+        rows.append(as_row([name, *cells, f"{len(seeds)}"]))
     return rows
 
 
 def train_accuracy(records: str) -> list[str]:
     """Of each arm, in the last five epochs."""
     found = outcomes(Table(records, {}, metric="train_accuracy"))
-    return ["| " + " | ".join(found) + " |", "|---" * len(found) + "|",
-            "| " + " | ".join(f"{one.mean:.3f}" for one in found.values()) + " |",
-            "| " + " | ".join(f"n = {len(one.last)}" for one in found.values()) + " |"]  # fmt: skip
+    return [
+        *head(list(found)),
+        as_row(f"{one.mean:.3f}" for one in found.values()),
+        as_row(f"n = {len(one.last)}" for one in found.values()),
+    ]
 
 
 def settings(records: str) -> list[str]:
@@ -292,7 +255,7 @@ def settings(records: str) -> list[str]:
             continue
         means = [mean(row[f"{split}_accuracy"] for row in run.rows[-5:]) for split in ("validation", "test")]
         mark = "**" if run.arm in chosen else ""
-        rows.append(f"| {mark}{run.arm}{mark} | " + " | ".join(f"{figure:.3f}" for figure in means) + " |")
+        rows.append(as_row([f"{mark}{run.arm}{mark}", *(f"{figure:.3f}" for figure in means)]))
     return rows
 
 
@@ -304,17 +267,17 @@ def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
     points, arms = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}, chosen_arms(records)
     more = ["ends of all tasks", "above vanilla there"] if all_tasks else []
     names = ["arm", "chosen of the grid", "here", "n", "± over seeds", *more]
-    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    rows = head(names)
     for name, one in outcomes(Table(records, {})).items():
         if name in arms:
             arm, point = points.get(name, (name, {}))
             said = ", ".join(f"{key} {value:g}" for key, value in point.items()) or "-"
             spread = f"{one.spread:.4f}" if len(one.last) > 1 else "-"
             if all_tasks:
-                ended, plain = ({run.seed: _mean_end(run) for run in arms[of]} for of in (name, "vanilla"))
+                ended, plain = ({run.seed: mean_end(run) for run in arms[of]} for of in (name, "vanilla"))
                 above = sum(end > plain[seed] for seed, end in ended.items())
                 more = [f"{mean(ended.values()):.4f}", "-" if name == "vanilla" else f"{above} of {len(ended)} seeds"]
-            rows.append("| " + " | ".join([arm, said, f"**{one.mean:.4f}**", f"{len(one.last)}", spread, *more]) + " |")
+            rows.append(as_row([arm, said, f"**{one.mean:.4f}**", f"{len(one.last)}", spread, *more]))
     return rows
 
 
@@ -327,6 +290,11 @@ def chosen_arms(records: str) -> dict[str, list[Run]]:
 def ends_of_tasks(run: Run, figure: str) -> dict[int, float]:
     """What is known at the end of each task; tasks are counted from 1."""
     return dict(points_of(run, figure, "end"))
+
+
+def mean_end(run: Run) -> float:
+    """Test accuracy at the ends of all tasks, on average."""
+    return mean(ends_of_tasks(run, "test_accuracy").values())
 
 
 def times(folders: Iterable[str]) -> list[str]:

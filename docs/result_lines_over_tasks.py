@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import correlation, mean, stdev
 
-from result_lines import RECORDS, arms_in, ends_of_tasks, runs_in
+from result_lines import RECORDS, arms_in, as_row, ends_of_tasks, head, runs_in
 
 from replastic.record import Run
 from replastic.report.curves import Moment, points_of
@@ -24,7 +24,7 @@ def over_tasks(
     """Of each arm, means over the same tasks; an arm that was stopped has no later ones."""
     counted = [f"{first} to {last}" for first, last in SPANS]
     names = ["tasks", "n", "trained", *counted, *(["800, published"] if published else [])]
-    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    rows = head(names)
     arms = arms_in(records, stopped=True)
     for arm in order:
         ends = [ends_of_tasks(run, figure) for run in arms[arm]]
@@ -34,24 +34,24 @@ def over_tasks(
             for first, last in SPANS
         ]
         told = [f"{published[arm]:.3f}"] if published else []
-        rows.append("| " + " | ".join([arm, f"{len(ends)}", f"{trained}", *cells, *told]) + " |")
+        rows.append(as_row([arm, f"{len(ends)}", f"{trained}", *cells, *told]))
     return rows
 
 
 def late_in_tasks(records: str, figure: str, tasks: Sequence[int]) -> list[str]:
     """Of each arm, best first, what it comes to over the last five epochs of some tasks, the last, and all but the first."""
-    found = {arm: [_late(run, figure) for run in runs] for arm, runs in arms_in(records).items()}
+    found = {arm: [late(run, figure) for run in runs] for arm, runs in arms_in(records).items()}
     last = max(task for seeds in found.values() for seed in seeds for task in seed)
     names = ["task", *map(str, tasks), f"{last}", f"mean of 2 to {last}", "n"]
-    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    rows = head(names)
     for arm, seeds in sorted(found.items(), key=lambda item: -mean(seed[last] for seed in item[1])):
         *cells, end = [f"{mean(seed[task] for seed in seeds):.3f}" for task in (*tasks, last)]
         every = mean(seed[task] for seed in seeds for task in range(2, last + 1))
-        rows.append("| " + " | ".join([arm, *cells, f"**{end}**", f"{every:.3f}", f"{len(seeds)}"]) + " |")
+        rows.append(as_row([arm, *cells, f"**{end}**", f"{every:.3f}", f"{len(seeds)}"]))
     return rows
 
 
-def _late(run: Run, figure: str) -> dict[int, float]:
+def late(run: Run, figure: str) -> dict[int, float]:
     """Means over the last five epochs of each task; tasks are counted from 1."""
     tasks: dict[int, list[float]] = {}
     for row in run.rows:
@@ -59,18 +59,24 @@ def _late(run: Run, figure: str) -> dict[int, float]:
     return {task: mean(values[-5:]) for task, values in tasks.items()}
 
 
-def ahead(records: str, figure: str, pairs: Iterable[tuple[str, str]], *, late: bool = False) -> list[str]:
-    """In how many of the tasks that both have an arm is above another, with the same seed.
+def late_after_the_first(run: Run, figure: str) -> dict[int, float]:
+    """The same without the first task, which arms may share."""
+    return {task: value for task, value in late(run, figure).items() if task > 1}
 
-    late: by the last five epochs of each task instead of its last, and without first tasks, which arms may share.
-    """
+
+def ahead(
+    records: str,
+    figure: str,
+    pairs: Iterable[tuple[str, str]],
+    by_task: Callable[[Run, str], Mapping[int, float]] = ends_of_tasks,
+) -> list[str]:
+    """In how many of the tasks that both have an arm is above another, with the same seed."""
     arms, told = arms_in(records, stopped=True), []
-    of, first = (_late, 2) if late else (ends_of_tasks, 1)
     for one, other in pairs:
         compared = list[bool]()
         for mine, theirs in ((a, b) for a in arms[one] for b in arms[other] if a.seed == b.seed):
-            ends = of(theirs, figure)
-            compared += [value > ends[task] for task, value in of(mine, figure).items() if task in ends and task >= first]
+            found = by_task(theirs, figure)
+            compared += [value > found[task] for task, value in by_task(mine, figure).items() if task in found]
         told.append(f"{one} above {other} in {sum(compared)} of {len(compared)}")
     return [f"Task by task, by {figure}: {', '.join(told)}."]
 
@@ -92,7 +98,7 @@ def inside(records: str, order: Iterable[str]) -> list[str]:
             found = [measured(run, figure, moment) for run in arms[arm]]
             seen = [[one[task] for one in found if task in one] for task in tasks]
             told.append(", ".join(f"{mean(values):{digits}}" if values else "-" for values in seen))
-        rows.append(f"| {arm} | " + " | ".join(told) + " |")
+        rows.append(as_row([arm, *told]))
     return rows
 
 

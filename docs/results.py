@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from result_differences import against, against_vanilla, differences
 from result_lines import (
     ITERATIONS,
     RECORDS,
     Table,
     after_the_reset,
-    against,
-    against_vanilla,
     arms_in,
     as_factors,
     at_epochs,
@@ -25,7 +24,6 @@ from result_lines import (
     by_step,
     chosen,
     costs,
-    differences,
     end_of,
     ends,
     iterations,
@@ -41,6 +39,7 @@ from result_lines_over_tasks import (
     alarm,
     curvature_and_accuracy,
     inside,
+    late_after_the_first,
     late_in_tasks,
     moments_of_alarms,
     over_tasks,
@@ -140,65 +139,49 @@ FIGURES = {
 @cache
 def blocks() -> dict[str, list[str]]:
     """What stands between markers, line by line."""
-    blocks = {name: lines(table) for name, table in TABLES.items()}
-    blocks["warm-start-tested"] = against(
-        ends(TABLES["warm-start-cifar10"]), "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base"), 3
-    )
-    decayed = {name: arms_in(f"swr-table-5-{name}") for name in ("cifar10", "cifar100", "cifar100-bn")}
-    blocks["swr-losses"] = at_epochs(
-        {f"`{name}`, {arm}": runs[arm] for name, runs in decayed.items() for arm in ("SWR", "SWR + re-init")},
-        "loss", (100, 110, 150, 160, 200), 2,
-    )  # fmt: skip
-    without = [run for run in decayed["cifar10"]["SWR"] if run.seed == 1]
-    tried = {"as in table 5": without} | {
-        what: arms_in(f"swr-table-5-cifar10-{records}")["SWR"]
-        for records, what in {"kaiming": "weights drawn by Kaiming's rule", "rate": "a coefficient of 1e-4"}.items()
-    }
-    for figure, digits in (("test_accuracy", 3), ("loss", 2)):
-        blocks[f"swr-tried-{figure}"] = at_epochs(tried, figure, (100, 110, 150, 160, 200), digits)
-    for name in decayed:
-        one, five = TABLES[f"swr-table-1-{name}"], TABLES[f"swr-table-5-{name}"]
-        blocks[f"swr-table-1-{name}-against"] = differences(one, "SWR", ("vanilla", "L2", "L2 Init"))
-        blocks[f"swr-table-5-{name}-against"] = differences(five, "SWR + re-init", ("vanilla", "L2", "L2 Init", "SWR"))
-        blocks[f"swr-table-5-{name}-without"] = against(ends(five), "SWR", ("vanilla",), 4)
-    blocks["swr-table-1-mnist-against"] = differences(TABLES["swr-table-1-mnist"], "SWR", ("vanilla", "L2", "L2 Init"))
-    blocks["continual-cifar10"] = late_in_tasks("fire-2b-cifar10", "test_accuracy", (1, 2, 4, 6, 8))
-    others = ("base", "full reset", "S&P", "DASH", "Parseval")
-    blocks["continual-cifar10-ahead"] = ahead(
-        "fire-2b-cifar10", "test_accuracy", [("FIRE", other) for other in others], late=True
-    )
-    blocks["continual-cifar10-train"] = late_in_tasks("fire-2b-cifar10", "train_accuracy", (1, 2, 4, 6, 8))
-    balanced = arms_in("swr-figure-5")
-    blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", (0, 1, 10, 50, 100), 2)
-    blocks["swr-figure-5-accuracy"] = at_epochs(balanced, "test_accuracy", (0, 1, 10, 50, 100), 3)
-    blocks["swr-figure-5-against"] = against(ends(Table("swr-figure-5", {})), "SWR", ("vanilla",), 3)
-    blocks["train-accuracy"] = train_accuracy("fire-2a-cifar10")
-    blocks["after-the-reset"] = after_the_reset("fire-2a-cifar10")
-    blocks["after-the-reset-in-training"] = after_the_reset("fire-5b-cifar10")
-    blocks["after-the-reset-cifar100"] = after_the_reset("fire-2a-cifar100")
-    blocks["iterations"] = iterations("fire-2a-cifar10", "fire-5a-7-cifar10")
+    return {name: lines(table) for name, table in TABLES.items()} | of_fire() | of_l2_er() | of_swr() | of_all()
+
+
+def of_fire() -> dict[str, list[str]]:
+    """What docs/results-fire.md has beside tables of figure 2a."""
+    continual, tasks, others = "fire-2b-cifar10", (1, 2, 4, 6, 8), ("base", "full reset", "S&P", "DASH", "Parseval")
     shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
-    blocks["shrinking"] = by_seed(shrunk)
-    blocks["shrinking-tested"] = against(
-        {arm: {seed: end_of(run) for seed, run in runs.items()} for arm, runs in shrunk.items()},
-        "FIRE, one step",
-        ("FIRE, ten steps", "full reset"),
-        3,
-    )
-    blocks["shrinking-factors"] = as_factors(shrunk["FIRE, one step"].values())
-    blocks["by-step"] = by_step("fire-6-cifar10")
-    blocks["costs"] = costs()
-    blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
-    points = {grid: one.arm for grid, one in best(RECORDS / "swr-figure-2-mnist").items()}
-    blocks["swr-figure-2-against"] = against(
-        ends(Table("swr-figure-2-mnist", {})),
-        points["SWR"],
-        ("vanilla", points["S&P"], points["L2 Init"], "without warm start"),
-        4,
-    )
-    for number in (3, 4):
-        blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
-        blocks[f"swr-figure-{number}-against"] = against_vanilla(f"swr-figure-{number}-mnist", 4)
+    blocks = {
+        "warm-start-tested": against(
+            ends(TABLES["warm-start-cifar10"]), "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base"), 3
+        ),
+        "warm-start-short": short(TABLES["warm-start-cifar10"]),
+        "settings": settings("fire-2a-cifar10-settings"),
+        "train-accuracy": train_accuracy("fire-2a-cifar10"),
+        "continual-cifar10": late_in_tasks(continual, "test_accuracy", tasks),
+        "continual-cifar10-ahead": ahead(
+            continual, "test_accuracy", [("FIRE", other) for other in others], late_after_the_first
+        ),
+        "continual-cifar10-train": late_in_tasks(continual, "train_accuracy", tasks),
+        "after-the-reset": after_the_reset("fire-2a-cifar10"),
+        "after-the-reset-in-training": after_the_reset("fire-5b-cifar10"),
+        "after-the-reset-cifar100": after_the_reset("fire-2a-cifar100"),
+        "iterations": iterations("fire-2a-cifar10", "fire-5a-7-cifar10"),
+        "shrinking": by_seed(shrunk),
+        "shrinking-tested": against(
+            {arm: {seed: end_of(run) for seed, run in runs.items()} for arm, runs in shrunk.items()},
+            "FIRE, one step",
+            ("FIRE, ten steps", "full reset"),
+            3,
+        ),
+        "shrinking-factors": as_factors(shrunk["FIRE, one step"].values()),
+        "by-step": by_step("fire-6-cifar10"),
+        "costs": costs(),
+    }
+    for kept in ("", "-kept"):
+        blocks[f"alarm{kept}"] = alarm(f"watch-random-labels-mnist{kept}")
+        blocks[f"alarm{kept}-moments"] = moments_of_alarms(f"watch-random-labels-mnist{kept}")
+    return blocks
+
+
+def of_l2_er() -> dict[str, list[str]]:
+    """What docs/results-spectral-collapse.md has."""
+    blocks = dict[str, list[str]]()
     for records, order, pairs in (
         ("permuted-mnist", PERMUTED, [("L2-ER", "BP"), ("L2-ER", "ER")]),
         (
@@ -213,15 +196,53 @@ def blocks() -> dict[str, list[str]]:
         blocks[f"{records}-curvature"] = curvature_and_accuracy(records, "online_accuracy")
         for of in ("online", "test"):
             blocks[f"{records}-ahead-{of}"] = ahead(records, f"{of}_accuracy", pairs)
-    blocks["alarm"] = alarm("watch-random-labels-mnist")
-    blocks["alarm-kept"] = alarm("watch-random-labels-mnist-kept")
-    for kept in ("", "-kept"):
-        blocks[f"alarm{kept}-moments"] = moments_of_alarms(f"watch-random-labels-mnist{kept}")
-    blocks["settings"] = settings("fire-2a-cifar10-settings")
-    blocks["times"] = times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir())
-    blocks["warm-start-short"] = short(TABLES["warm-start-cifar10"])
-    blocks["quick"] = ["```text", *summary_lines(RECORDS / "quick")[0], "```"]
     return blocks
+
+
+def of_swr() -> dict[str, list[str]]:
+    """What docs/results-swr.md has beside tables 1 and 5."""
+    regularised = ("vanilla", "L2", "L2 Init")
+    blocks = {"swr-table-1-mnist-against": differences(TABLES["swr-table-1-mnist"], "SWR", regularised)}
+    decayed = {name: arms_in(f"swr-table-5-{name}") for name in ("cifar10", "cifar100", "cifar100-bn")}
+    for name in decayed:
+        one, five = TABLES[f"swr-table-1-{name}"], TABLES[f"swr-table-5-{name}"]
+        blocks[f"swr-table-1-{name}-against"] = differences(one, "SWR", regularised)
+        blocks[f"swr-table-5-{name}-against"] = differences(five, "SWR + re-init", (*regularised, "SWR"))
+        blocks[f"swr-table-5-{name}-without"] = against(ends(five), "SWR", ("vanilla",), 4)
+    around = (100, 110, 150, 160, 200)  # epochs: the learning rate falls after 100 and 150
+    reinit = {f"`{name}`, {arm}": runs[arm] for name, runs in decayed.items() for arm in ("SWR", "SWR + re-init")}
+    blocks["swr-losses"] = at_epochs(reinit, "loss", around, 2)
+    tried = {
+        "as in table 5": [run for run in decayed["cifar10"]["SWR"] if run.seed == 1],
+        "weights drawn by Kaiming's rule": arms_in("swr-table-5-cifar10-kaiming")["SWR"],
+        "a coefficient of 1e-4": arms_in("swr-table-5-cifar10-rate")["SWR"],
+    }
+    blocks["swr-tried-test_accuracy"] = at_epochs(tried, "test_accuracy", around, 3)
+    blocks["swr-tried-loss"] = at_epochs(tried, "loss", around, 2)
+    blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
+    points = {grid: one.arm for grid, one in best(RECORDS / "swr-figure-2-mnist").items()}
+    blocks["swr-figure-2-against"] = against(
+        ends(Table("swr-figure-2-mnist", {})),
+        points["SWR"],
+        ("vanilla", points["S&P"], points["L2 Init"], "without warm start"),
+        4,
+    )
+    for number in (3, 4):
+        blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
+        blocks[f"swr-figure-{number}-against"] = against_vanilla(f"swr-figure-{number}-mnist", 4)
+    balanced, epochs = arms_in("swr-figure-5"), (0, 1, 10, 50, 100)
+    blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", epochs, 2)
+    blocks["swr-figure-5-accuracy"] = at_epochs(balanced, "test_accuracy", epochs, 3)
+    blocks["swr-figure-5-against"] = against(ends(Table("swr-figure-5", {})), "SWR", ("vanilla",), 3)
+    return blocks
+
+
+def of_all() -> dict[str, list[str]]:
+    """What is of no paper's page."""
+    return {
+        "times": times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir()),
+        "quick": ["```text", *summary_lines(RECORDS / "quick")[0], "```"],
+    }
 
 
 def rendered(text: str) -> str:

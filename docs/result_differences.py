@@ -1,0 +1,51 @@
+"""Sentences about how arms differ, seed by seed, from committed records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from result_lines import Table, chosen_arms, ends, last_epoch, mean_end
+
+from replastic.report.estimates import Difference, holm, paired
+
+
+def differences(table: Table, arm: str, others: Sequence[str]) -> list[str]:
+    """How an arm differs from others over the last five epochs, and in the last alone, which is what papers count."""
+    counted = {
+        "Over the last five epochs": ends(table),
+        "In the last epoch alone": {name: last_epoch(table, name) for name in table.published},
+    }
+    return [f"- {over}: {against(figures, arm, others, table.digits)[0]}" for over, figures in counted.items()]
+
+
+def against(figures: Mapping[str, Mapping[int, float]], arm: str, others: Iterable[str], digits: int) -> list[str]:
+    """How an arm differs from others, seed by seed; p is adjusted for their number."""
+    return [f"{arm} against {_told({other: (figures[arm], figures[other]) for other in others}, digits)}."]
+
+
+def against_vanilla(records: str, digits: int) -> list[str]:
+    """How arms, of grids those that held-out images choose, differ from plain training over all tasks and in the last."""
+    arms = chosen_arms(records)
+    names = [arm for arm in arms if arm != "vanilla"]
+    over = {
+        "Ends of all tasks": {arm: {run.seed: mean_end(run) for run in runs} for arm, runs in arms.items()},
+        "The last task": ends(Table(records, {})),
+    }
+    return [
+        f"- {tasks}, minus vanilla: {_told({arm: (figures[arm], figures['vanilla']) for arm in names}, digits)}."
+        for tasks, figures in over.items()
+    ]
+
+
+def _told(pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]], digits: int) -> str:
+    found = compared(pairs)
+    told = [f"{name} {one.mean:+.{digits}f} (p = {adjusted:.2g})" for name, (one, adjusted) in found.items()]
+    (seeds,) = {one.n for one, _ in found.values()}
+    several = f"tests over {seeds} seeds, adjusted for {len(told)} comparisons"
+    return f"{', '.join(told)}; paired t-{several if len(told) > 1 else f'test over {seeds} seeds'}"
+
+
+def compared(pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]]) -> dict[str, tuple[Difference, float]]:
+    """Of each pair its difference, seed by seed, and p as adjusted for all of them."""
+    found = {name: paired(*pair) for name, pair in pairs.items()}
+    return dict(zip(found, zip(found.values(), holm([one.p for one in found.values()]), strict=True), strict=True))
