@@ -219,6 +219,17 @@ def of_swr() -> dict[str, list[str]]:
     }
     blocks["swr-tried-test_accuracy"] = at_epochs(tried, "test_accuracy", around, 3)
     blocks["swr-tried-loss"] = at_epochs(tried, "loss", around, 2)
+    drawn = {"swr-table-1-cifar100-bn": "as torch does", "swr-table-1-cifar100-bn-kaiming": "by Kaiming's rule"}
+    blocks["swr-tried-bn"] = at_epochs(
+        {
+            f"{arm}, weights drawn {how}": [run for run in arms_in(records, stopped=True)[arm] if run.seed == 1]
+            for arm in (*regularised, "SWR")
+            for records, how in drawn.items()
+        },
+        "test_accuracy",
+        (20, 60, 100, 130, 160),
+        3,
+    )
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
     points = {grid: one.arm for grid, one in best(RECORDS / "swr-figure-2-mnist").items()}
     blocks["swr-figure-2-against"] = against(
