@@ -39,24 +39,47 @@ def over_tasks(
 
 
 def late_in_tasks(records: str, figure: str, tasks: Sequence[int]) -> list[str]:
-    """Of each arm, best first, what it comes to over the last five epochs of some tasks, the last, and all but the first."""
-    found = {arm: [late(run, figure) for run in runs] for arm, runs in arms_in(records).items()}
-    last = max(task for seeds in found.values() for seed in seeds for task in seed)
-    names = ["task", *map(str, tasks), f"{last}", f"mean of 2 to {last}", "n"]
-    rows = head(names)
+    """Of each arm what it comes to over the last five epochs of some tasks; best first by the last task that all have."""
+    found = {arm: [late(run, figure) for run in runs] for arm, runs in arms_in(records, stopped=True).items()}
+    last = _last_of_all(found.values())
+    shown = sorted({*tasks, last})
+    rows = head(["task", *map(str, shown), f"mean of 2 to {last}", "n"])
     for arm, seeds in sorted(found.items(), key=lambda item: -mean(seed[last] for seed in item[1])):
-        *cells, end = [f"{mean(seed[task] for seed in seeds):.3f}" for task in (*tasks, last)]
+        values = {task: [seed[task] for seed in seeds if task in seed] for task in shown}
+        cells = {task: f"{mean(several):.3f}" if several else "-" for task, several in values.items()}
+        cells[last] = f"**{cells[last]}**"
         every = mean(seed[task] for seed in seeds for task in range(2, last + 1))
-        rows.append(as_row([arm, *cells, f"**{end}**", f"{every:.3f}", f"{len(seeds)}"]))
+        rows.append(as_row([arm, *cells.values(), f"{every:.3f}", f"{len(seeds)}"]))
     return rows
 
 
+def around_boundaries(records: str, figure: str, epochs: Sequence[int]) -> list[str]:
+    """A figure in the last epoch before a boundary, right after it and some epochs on; means over boundaries, best first."""
+    arms = arms_in(records, stopped=True)
+    last = _last_of_all([ends_of_tasks(run, figure) for run in runs] for runs in arms.values())
+    rows = head([f"mean of tasks 2 to {last}", "the epoch before", "right after", *(f"epoch {one}" for one in epochs), "n"])
+    told = dict[str, list[float]]()
+    for arm, runs in arms.items():
+        at = [{(row["task"] + 1, row["epoch"]): row[figure] for row in run.rows} for run in runs]
+        before = mean(ends_of_tasks(run, figure)[task] for run in runs for task in range(1, last))
+        after = [mean(seed[task, epoch] for seed in at for task in range(2, last + 1)) for epoch in (0, *epochs)]
+        told[arm] = [before, *after]
+    for arm, values in sorted(told.items(), key=lambda item: -item[1][2]):
+        rows.append(as_row([arm, *(f"{value:.3f}" for value in values), f"{len(arms[arm])}"]))
+    return rows
+
+
+def _last_of_all(arms: Iterable[Iterable[Mapping[int, float]]]) -> int:
+    """The last task that every run has to its end."""
+    return min(max(seed) for seeds in arms for seed in seeds)
+
+
 def late(run: Run, figure: str) -> dict[int, float]:
-    """Means over the last five epochs of each task; tasks are counted from 1."""
+    """Means over the last five epochs of each task that has come to its end; tasks are counted from 1."""
     tasks: dict[int, list[float]] = {}
     for row in run.rows:
         tasks.setdefault(row["task"] + 1, []).append(row[figure])
-    return {task: mean(values[-5:]) for task, values in tasks.items()}
+    return {task: mean(tasks[task][-5:]) for task in ends_of_tasks(run, figure)}
 
 
 def late_after_the_first(run: Run, figure: str) -> dict[int, float]:

@@ -37,6 +37,7 @@ from result_lines import (
 from result_lines_over_tasks import (
     ahead,
     alarm,
+    around_boundaries,
     curvature_and_accuracy,
     inside,
     late_after_the_first,
@@ -126,6 +127,7 @@ FIGURES = {
     "warm-start-cifar10.png": Figure(["fire-2a-cifar10"], "last"),
     "warm-start-cifar100.png": Figure(["fire-2a-cifar100"], "last"),
     "continual-cifar10.png": Figure(["fire-2b-cifar10"], "end"),
+    "classes-cifar100.png": Figure(["fire-2c-cifar100"], "epoch"),
     "iterations-cifar10.png": Figure(["fire-5a-7-cifar10", "fire-2a-cifar10"], "last", ("base", "full reset", *ITERATIONS)),
     "permuted-mnist.png": Figure(["permuted-mnist"], "end", figure="online_accuracy"),
     "permuted-mnist-as-released.png": Figure(["permuted-mnist-as-released"], "end", figure="online_accuracy"),
@@ -144,6 +146,7 @@ def blocks() -> dict[str, list[str]]:
 
 def of_fire() -> dict[str, list[str]]:
     """What docs/results-fire.md has beside tables of figure 2a."""
+    classes = "fire-2c-cifar100"
     continual, tasks, others = "fire-2b-cifar10", (1, 2, 4, 6, 8), ("base", "full reset", "S&P", "DASH", "Parseval")
     shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
     blocks = {
@@ -158,6 +161,12 @@ def of_fire() -> dict[str, list[str]]:
             continual, "test_accuracy", [("FIRE", other) for other in others], late_after_the_first
         ),
         "continual-cifar10-train": late_in_tasks(continual, "train_accuracy", tasks),
+        "continual-cifar10-drops": around_boundaries("fire-2b-cifar10-drops", "test_accuracy", (1, 2, 3, 5)),
+        "classes-cifar100": late_in_tasks(classes, "full_accuracy", (1, 2, 5, 10, 15, 20)),
+        "classes-cifar100-ahead": ahead(
+            classes, "full_accuracy", [("FIRE", other) for other in others], late_after_the_first
+        ),
+        "classes-cifar100-drops": around_boundaries(classes, "full_accuracy", (1, 2, 5, 10)),
         "after-the-reset": after_the_reset("fire-2a-cifar10"),
         "after-the-reset-in-training": after_the_reset("fire-5b-cifar10"),
         "after-the-reset-cifar100": after_the_reset("fire-2a-cifar100"),
