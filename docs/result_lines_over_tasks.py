@@ -12,17 +12,18 @@ from result_lines import RECORDS, arms_in, as_row, ends_of_tasks, head, runs_in
 from replastic.record import Run
 from replastic.report.curves import Moment, points_of
 
-SPANS = ((1, 10), (31, 40), (71, 80), (91, 100))  # tasks, counted from 1
+Spans = Sequence[tuple[int, int]]  # first and last of some tasks, counted from 1
 
 
 def over_tasks(
     records: str,
     figure: str,
+    spans: Spans,
     order: Iterable[str],
     published: Mapping[str, float] | None = None,
 ) -> list[str]:
     """Of each arm, means over the same tasks; an arm that was stopped has no later ones."""
-    counted = [f"{first} to {last}" for first, last in SPANS]
+    counted = [f"{first} to {last}" for first, last in spans]
     names = ["tasks", "n", "trained", *counted, *(["800, published"] if published else [])]
     rows = head(names)
     arms = arms_in(records, stopped=True)
@@ -31,7 +32,7 @@ def over_tasks(
         trained = min(map(len, ends))
         cells = [
             f"{mean(seed[task] for seed in ends for task in range(first, last + 1)):.3f}" if trained >= last else "-"
-            for first, last in SPANS
+            for first, last in spans
         ]
         told = [f"{published[arm]:.3f}"] if published else []
         rows.append(as_row([arm, f"{len(ends)}", f"{trained}", *cells, *told]))
@@ -104,9 +105,8 @@ def ahead(
     return [f"Task by task, by {figure}: {', '.join(told)}."]
 
 
-def inside(records: str, order: Iterable[str]) -> list[str]:
+def inside(records: str, tasks: Sequence[int], order: Iterable[str]) -> list[str]:
     """Dead units and effective rank at the end of some tasks, and the Hessian at their start; means over seeds."""
-    tasks = [first for first, _ in SPANS if first > 1]
     every = f"tasks {', '.join(map(str, tasks))}"
     rows = [f"| {every} | dead units, share | effective rank | ε-rank, share | largest eigenvalue |", "|---" * 5 + "|"]
     arms = arms_in(records, stopped=True)

@@ -120,6 +120,7 @@ class Figure:
     moment: Moment
     arms: Sequence[str] = ()  # none: all
     figure: str | None = None  # None: the metric of the experiment
+    smooth: int = 0  # over so many points; 0: not
 
 
 FIGURES = {
@@ -131,6 +132,7 @@ FIGURES = {
     "iterations-cifar10.png": Figure(["fire-5a-7-cifar10", "fire-2a-cifar10"], "last", ("base", "full reset", *ITERATIONS)),
     "permuted-mnist.png": Figure(["permuted-mnist"], "end", figure="online_accuracy"),
     "permuted-mnist-as-released.png": Figure(["permuted-mnist-as-released"], "end", figure="online_accuracy"),
+    "class-pairs-cifar100.png": Figure(["class-pairs-cifar100"], "end", smooth=21),
     "swr-table-1-cifar10.png": Figure(["swr-table-1-cifar10"], "epoch"),
     "swr-table-5-cifar100.png": Figure(["swr-table-5-cifar100"], "epoch"),
     "swr-figure-5.png": Figure(["swr-figure-5"], "epoch", figure="measures.pq_balancedness"),
@@ -190,7 +192,7 @@ def of_fire() -> dict[str, list[str]]:
 
 def of_l2_er() -> dict[str, list[str]]:
     """What docs/results-spectral-collapse.md has."""
-    blocks = dict[str, list[str]]()
+    blocks, spans = dict[str, list[str]](), ((1, 10), (31, 40), (71, 80), (91, 100))
     for records, order, pairs in (
         ("permuted-mnist", PERMUTED, [("L2-ER", "BP"), ("L2-ER", "ER")]),
         (
@@ -199,13 +201,25 @@ def of_l2_er() -> dict[str, list[str]]:
             [("L2-ER", "CBP"), ("L2-ER", "L2"), ("L2-ER", "BP"), ("CBP", "BP"), ("L2", "BP")],
         ),
     ):
-        blocks[records] = over_tasks(records, "online_accuracy", order, PERMUTED)
-        blocks[f"{records}-test"] = over_tasks(records, "test_accuracy", order)
-        blocks[f"{records}-inside"] = inside(records, order)
+        blocks[records] = over_tasks(records, "online_accuracy", spans, order, PERMUTED)
+        blocks[f"{records}-test"] = over_tasks(records, "test_accuracy", spans, order)
+        blocks[f"{records}-inside"] = inside(records, (31, 71, 91), order)
         blocks[f"{records}-curvature"] = curvature_and_accuracy(records, "online_accuracy")
         for of in ("online", "test"):
             blocks[f"{records}-ahead-{of}"] = ahead(records, f"{of}_accuracy", pairs)
-    return blocks
+    records, spans, order = (
+        "class-pairs-cifar100",
+        ((1, 10), (31, 40), (51, 60), (91, 100)),
+        ("L2", "BP", "CBP", "L2-ER", "ER"),
+    )
+    pairs = [("CBP", "BP"), ("BP", "CBP"), ("L2", "BP"), ("BP", "L2"), ("BP", "L2-ER"), ("BP", "ER"), ("L2-ER", "ER")]
+    return blocks | {
+        "class-pairs": over_tasks(records, "test_accuracy", spans, order),
+        "class-pairs-train": over_tasks(records, "online_accuracy", spans, order),
+        "class-pairs-ahead": ahead(records, "test_accuracy", pairs),
+        "class-pairs-inside": inside(records, (31, 51, 91), order),
+        "class-pairs-curvature": curvature_and_accuracy(records, "test_accuracy"),
+    }
 
 
 def of_swr() -> dict[str, list[str]]:
@@ -283,7 +297,7 @@ def figure(name: str) -> bytes:
     arms = dict(found)
     assert len(arms) == len(found), f"{name}: two records have an arm of the same name"
     study = replace(studies[0], arms=arms)
-    shown = chart(study, wanted.figure or study.metric, wanted.moment, "Accuracy", "mean")
+    shown = chart(study, wanted.figure or study.metric, wanted.moment, "Accuracy", "mean", smooth=wanted.smooth)
     assert shown is not None
     with tempfile.TemporaryDirectory() as folder:
         paths = draw(shown, chapter(study).arms, Path(folder))
