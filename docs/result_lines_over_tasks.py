@@ -39,34 +39,41 @@ def over_tasks(
     return rows
 
 
-def late_in_tasks(records: str, figure: str, tasks: Sequence[int]) -> list[str]:
+def late_in_tasks(records: str, figure: str, tasks: Sequence[int], *, stopped: bool = False) -> list[str]:
     """Of each arm what it comes to over the last five epochs of some tasks; best first by the last task that all have."""
-    found = {arm: [late(run, figure) for run in runs] for arm, runs in arms_in(records, stopped=True).items()}
+    found = {arm: [late(run, figure) for run in runs] for arm, runs in arms_in(records, stopped=stopped).items()}
     last = _last_of_all(found.values())
     shown = sorted({*tasks, last})
     rows = head(["task", *map(str, shown), f"mean of 2 to {last}", "n"])
     for arm, seeds in sorted(found.items(), key=lambda item: -mean(seed[last] for seed in item[1])):
-        values = {task: [seed[task] for seed in seeds if task in seed] for task in shown}
-        cells = {task: f"{mean(several):.3f}" if several else "-" for task, several in values.items()}
+        whole = {task: all(task in seed for seed in seeds) for task in shown}
+        cells = {task: f"{mean(seed[task] for seed in seeds):.3f}" if whole[task] else "-" for task in shown}
         cells[last] = f"**{cells[last]}**"
         every = mean(seed[task] for seed in seeds for task in range(2, last + 1))
         rows.append(as_row([arm, *cells.values(), f"{every:.3f}", f"{len(seeds)}"]))
     return rows
 
 
-def around_boundaries(records: str, figure: str, epochs: Sequence[int]) -> list[str]:
-    """A figure in the last epoch before a boundary, right after it and some epochs on; means over boundaries, best first."""
-    arms = arms_in(records, stopped=True)
-    last = _last_of_all([ends_of_tasks(run, figure) for run in runs] for runs in arms.values())
-    rows = head([f"mean of tasks 2 to {last}", "the epoch before", "right after", *(f"epoch {one}" for one in epochs), "n"])
-    told = dict[str, list[float]]()
+def around_boundaries(records: str, figure: str, epochs: Sequence[int], *, stopped: bool = False) -> list[str]:
+    """A figure in the epoch before a boundary, right after it, and after some epochs, over boundaries that all arms have.
+
+    Best first, by the first of `epochs`.
+    """
+    arms = arms_in(records, stopped=stopped)
+    ends = {arm: [ends_of_tasks(run, figure) for run in runs] for arm, runs in arms.items()}
+    last = _last_of_all(ends.values())
+    told = dict[str, tuple[float, dict[int, float]]]()
     for arm, runs in arms.items():
+        before = mean(seed[task] for seed in ends[arm] for task in range(1, last))
         at = [{(row["task"] + 1, row["epoch"]): row[figure] for row in run.rows} for run in runs]
-        before = mean(ends_of_tasks(run, figure)[task] for run in runs for task in range(1, last))
-        after = [mean(seed[task, epoch] for seed in at for task in range(2, last + 1)) for epoch in (0, *epochs)]
-        told[arm] = [before, *after]
-    for arm, values in sorted(told.items(), key=lambda item: -item[1][2]):
-        rows.append(as_row([arm, *(f"{value:.3f}" for value in values), f"{len(arms[arm])}"]))
+        told[arm] = (
+            before,
+            {epoch: mean(seed[task, epoch] for seed in at for task in range(2, last + 1)) for epoch in (0, *epochs)},
+        )
+    after = [f"after epoch {epoch}" for epoch in epochs]
+    rows = head([f"{figure}, boundaries 1 to {last - 1}", "before", "right after", *after, "n"])
+    for arm, (before, later) in sorted(told.items(), key=lambda item: -item[1][1][epochs[0]]):
+        rows.append(as_row([arm, *(f"{value:.3f}" for value in (before, *later.values())), f"{len(arms[arm])}"]))
     return rows
 
 

@@ -26,6 +26,7 @@ from result_lines import (
     costs,
     end_of,
     ends,
+    ends_of_tasks,
     iterations,
     lines,
     renamed,
@@ -46,6 +47,7 @@ from result_lines_over_tasks import (
     over_tasks,
 )
 
+from replastic.record import Run
 from replastic.report import best, gather
 from replastic.report.charts import chart
 from replastic.report.contents import chapter
@@ -164,11 +166,12 @@ def of_fire() -> dict[str, list[str]]:
         ),
         "continual-cifar10-train": late_in_tasks(continual, "train_accuracy", tasks),
         "continual-cifar10-drops": around_boundaries("fire-2b-cifar10-drops", "test_accuracy", (1, 2, 3, 5)),
-        "classes-cifar100": late_in_tasks(classes, "full_accuracy", (1, 2, 5, 10, 15, 20)),
+        "classes-cifar100": late_in_tasks(classes, "full_accuracy", (1, 2, 5, 10, 15, 20), stopped=True),
         "classes-cifar100-ahead": ahead(
             classes, "full_accuracy", [("FIRE", other) for other in others], late_after_the_first
         ),
-        "classes-cifar100-drops": around_boundaries(classes, "full_accuracy", (1, 2, 5, 10)),
+        "classes-cifar100-drops": around_boundaries(classes, "full_accuracy", (1, 2, 5, 10), stopped=True),
+        "classes-cifar100-drops-so-far": around_boundaries(classes, "test_accuracy", (1, 2, 5, 10), stopped=True),
         "after-the-reset": after_the_reset("fire-2a-cifar10"),
         "after-the-reset-in-training": after_the_reset("fire-5b-cifar10"),
         "after-the-reset-cifar100": after_the_reset("fire-2a-cifar100"),
@@ -207,19 +210,28 @@ def of_l2_er() -> dict[str, list[str]]:
         blocks[f"{records}-curvature"] = curvature_and_accuracy(records, "online_accuracy")
         for of in ("online", "test"):
             blocks[f"{records}-ahead-{of}"] = ahead(records, f"{of}_accuracy", pairs)
-    records, spans, order = (
-        "class-pairs-cifar100",
-        ((1, 10), (31, 40), (51, 60), (91, 100)),
-        ("L2", "BP", "CBP", "L2-ER", "ER"),
-    )
-    pairs = [("CBP", "BP"), ("BP", "CBP"), ("L2", "BP"), ("BP", "L2"), ("BP", "L2-ER"), ("BP", "ER"), ("L2-ER", "ER")]
-    return blocks | {
+    return blocks | of_class_pairs()
+
+
+def of_class_pairs() -> dict[str, list[str]]:
+    """What that page has on the stand-in for Continual ImageNet."""
+    records, order = "class-pairs-cifar100", ("L2", "BP", "CBP", "L2-ER", "ER")
+    spans = ((1, 10), (11, 20), (21, 30), (51, 60), (91, 100))
+    level = [("CBP", "BP"), ("BP", "CBP"), ("L2", "BP"), ("BP", "L2")]
+    below = [("BP", "L2-ER"), ("BP", "ER"), ("L2-ER", "ER")]
+    return {
         "class-pairs": over_tasks(records, "test_accuracy", spans, order),
         "class-pairs-train": over_tasks(records, "online_accuracy", spans, order),
-        "class-pairs-ahead": ahead(records, "test_accuracy", pairs),
+        "class-pairs-ahead": ahead(records, "test_accuracy", level + below),
+        "class-pairs-ahead-train": ahead(records, "online_accuracy", level, ends_from_task_61),
         "class-pairs-inside": inside(records, (31, 51, 91), order),
         "class-pairs-curvature": curvature_and_accuracy(records, "test_accuracy"),
     }
+
+
+def ends_from_task_61(run: Run, figure: str) -> dict[int, float]:
+    """What is known at the end of later tasks."""
+    return {task: value for task, value in ends_of_tasks(run, figure).items() if task > 60}
 
 
 def of_swr() -> dict[str, list[str]]:
@@ -242,17 +254,16 @@ def of_swr() -> dict[str, list[str]]:
     }
     blocks["swr-tried-test_accuracy"] = at_epochs(tried, "test_accuracy", around, 3)
     blocks["swr-tried-loss"] = at_epochs(tried, "loss", around, 2)
-    drawn = {"swr-table-1-cifar100-bn": "as torch does", "swr-table-1-cifar100-bn-kaiming": "by Kaiming's rule"}
-    blocks["swr-tried-bn"] = at_epochs(
-        {
-            f"{arm}, weights drawn {how}": [run for run in arms_in(records, stopped=True)[arm] if run.seed == 1]
-            for arm in (*regularised, "SWR")
-            for records, how in drawn.items()
-        },
-        "test_accuracy",
-        (20, 60, 100, 130, 160),
-        3,
-    )
+    drawn = {
+        "as torch does": arms_in("swr-table-1-cifar100-bn"),
+        "by Kaiming's rule": arms_in("swr-table-1-cifar100-bn-kaiming", stopped=True),
+    }
+    tried = {
+        f"{arm}, weights drawn {how}": [run for run in runs[arm] if run.seed == 1]
+        for arm in (*regularised, "SWR")
+        for how, runs in drawn.items()
+    }
+    blocks["swr-tried-bn"] = at_epochs(tried, "test_accuracy", (20, 60, 100, 130, 160), 3)
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
     points = {grid: one.arm for grid, one in best(RECORDS / "swr-figure-2-mnist").items()}
     blocks["swr-figure-2-against"] = against(
