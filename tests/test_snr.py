@@ -25,9 +25,42 @@ def test_a_quantile_at_the_limit_doubles_it_up_to_the_longest() -> None:
     assert silence_limits(histogram, torch.tensor([2]), threshold=0.1, longest=3).tolist() == [3]
 
 
-def test_a_unit_that_was_never_silent_keeps_its_limit() -> None:
-    histogram = torch.tensor([[50, 0, 0, 0, 0]])
-    assert silence_limits(histogram, torch.tensor([2]), threshold=0.1, longest=4).tolist() == [2]
+def test_a_unit_that_was_not_silent_often_enough_for_its_quantile_keeps_its_limit() -> None:
+    histogram = torch.tensor([[50, 0, 0, 0, 0], [0, 8, 1, 0, 0], [0, 9, 1, 0, 0]])
+    assert silence_limits(histogram, torch.tensor([4, 4, 4]), threshold=0.1, longest=4).tolist() == [4, 4, 1]
+
+
+def test_silences_are_gathered_until_there_are_enough_of_them() -> None:
+    model = MLP(3, [2], 2)
+    method = SNR(threshold=0.25, longest=8, update_every=2)
+    learner = rp.Learner(model, torch.optim.SGD(model.parameters(), lr=0.0), methods=method)
+    tap = learner.tap()
+    seen = []
+    for step in range(10):
+        tap.inputs["1"] = torch.tensor([[1.0, float(step % 2)]])  # the second unit: one step silent, one not
+        learner.after_step()
+        seen.append((method.state["histogram"][1, 1].item(), method.state["limit"].tolist()))
+    assert [silences for silences, _ in seen] == [0, 1, 1, 2, 2, 3, 3, 0, 0, 1]  # four are enough for τ = 1/4
+    assert [limits for _, limits in seen] == [[4, 4]] * 7 + [[4, 1]] * 3
+
+
+def test_the_threshold_has_a_say() -> None:
+    """With readings of a handful of silences each, every small τ would choose the longest of them."""
+
+    def resets(threshold: float) -> int:
+        torch.manual_seed(0)
+        model = MLP(20, [64, 64], 5)
+        learner = rp.Learner(
+            model, torch.optim.SGD(model.parameters(), lr=0.01), methods=SNR(threshold), loss=nn.functional.cross_entropy
+        )
+        drawn, reset_units = [], learner.reset_units
+        learner.reset_units = lambda group, chosen: (drawn.append(int(chosen.sum())), reset_units(group, chosen))[1]
+        for _ in range(1000):
+            learner.step(torch.randn(4, 20), torch.randint(5, (4,)))
+        return sum(drawn)
+
+    cautious, quick = resets(0.01), resets(0.08)
+    assert 0 < cautious < quick
 
 
 def test_a_unit_is_reset_when_its_silence_reaches_the_limit_and_not_before() -> None:

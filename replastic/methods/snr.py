@@ -2,8 +2,8 @@
 
     a_i <- 0 if unit i fires in the step, else a_i + 1;    reset unit i if a_i >= T_i
 
-T_i is the (1 - τ)-quantile of the unit's own silences, counted in steps, which are gathered in a histogram. Every few steps
-the histogram is read and cleared: T_i becomes that quantile, or doubles where the quantile lies at T_i itself, because
+T_i is the (1 - τ)-quantile of the unit's own silences, counted in steps, which are gathered in a histogram. Once there are
+1/τ of them it is read and cleared: T_i becomes that quantile, or doubles where the quantile lies at T_i itself, because
 silences are cut off there.
 
 Farias & Jozefiak: Self-Normalized Resets for Plasticity in Continual Learning, ICLR 2025.
@@ -15,12 +15,15 @@ Departures from released code, each for a reason:
       changes nothing.
     - A unit's firing is read behind norm and activation function, from the step's own batch; in FIRE's port before them,
       and from the last 512 samples, which counts most of them twice.
-    - A unit that was never silent between two readings keeps its T_i.
+    - A histogram is read when it has 1/τ silences: of fewer, the quantile is the longest of them, whatever τ is. The
+      authors' code reads all after 16 tasks, and FIRE's port after 16 steps, in which no unit has 1/τ silences for any τ
+      that its paper tried.
     - It is reset one step after its silence reached T_i: by then the host knows without having waited for the device.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -35,7 +38,7 @@ from .kept import same_units
 def silence_limits(histogram: Tensor, limits: Tensor, threshold: float, longest: int) -> Tensor:
     """New limits T from the counts of silences, (units, longest + 1): the count of silences of 0, 1, 2, ... steps.
 
-    >>> counts = torch.tensor([[7, 90, 5, 5, 0], [3, 0, 0, 0, 4], [9, 0, 0, 0, 0]])
+    >>> counts = torch.tensor([[7, 90, 5, 5, 0], [3, 0, 0, 0, 14], [9, 0, 0, 0, 0]])
     >>> silence_limits(counts, torch.tensor([4, 2, 2]), threshold=0.1, longest=8)
     tensor([1, 4, 2])
     """
@@ -45,7 +48,12 @@ def silence_limits(histogram: Tensor, limits: Tensor, threshold: float, longest:
     over = silences.cumsum(1) >= torch.ceil(total * (1 - threshold)).clamp_min(1)[:, None]
     quantile = over.long().argmax(1) + 1
     moved = torch.where(quantile < limits, quantile, 2 * limits).clamp(1, longest)
-    return torch.where(total > 0, moved.to(limits.dtype), limits)
+    return torch.where(enough_silences(histogram, threshold), moved.to(limits.dtype), limits)
+
+
+def enough_silences(histogram: Tensor, threshold: float) -> Tensor:
+    """Of which units there are so many silences that a share τ of them is one at least."""
+    return histogram[:, 1:].sum(1) >= math.ceil(1 / threshold)
 
 
 @dataclass
@@ -54,7 +62,7 @@ class SNR(Method):
 
     threshold: float = 0.01  # τ: how unlikely a silence must be
     longest: int = 80  # steps: no silence longer than this is waited for
-    update_every: int = 16  # steps between two readings of the histogram
+    update_every: int = 16  # steps from one look for histograms that can be read to the next
     _counts: LateCounts | None = field(default=None, init=False, repr=False, compare=False)
     needs_first: ClassVar[bool] = False
 
@@ -93,7 +101,7 @@ class SNR(Method):
         self.state["step"] += 1
         if self.state["step"] % self.update_every == 0:
             limit.copy_(silence_limits(histogram, limit, self.threshold, self.longest))
-            histogram.zero_()
+            histogram.masked_fill_(enough_silences(histogram, self.threshold)[:, None], 0)
         torch.ge(silence, limit, out=due)
         self._counts.send(due)
 
