@@ -236,6 +236,53 @@ def test_reinit_takes_the_norms_anew_when_the_learning_rate_decays() -> None:
     assert (shrunk < 0.95 * grown).any()
 
 
+def test_reinit_goes_by_the_rate_of_a_layers_own_group() -> None:
+    torch.manual_seed(0)
+    model = MLP(6, [12], 4)
+    weights, biases = ([p for name, p in model.named_parameters() if name.endswith(kind)] for kind in ("weight", "bias"))
+    optimizer = torch.optim.SGD(
+        [{"params": biases, "lr": 0.5}, {"params": weights[:1], "lr": 1.0}, {"params": weights[1:]}], 1.0
+    )
+    learner = rp.Learner(model, optimizer, methods=SWR(0.01, reinit=True), loss=nn.functional.cross_entropy)
+    first = LayerChain(model).norms()
+    for lrs in ((0.5, 1.0, 1.0), (0.5, 1.0, 1.0), (0.01, 0.1, 1.0)):  # that of the second layer stays
+        for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+            group["lr"] = lr
+        learner.step(*ZOO["mlp"].batch())
+    taken = learner.methods[0].state["norms"]
+    assert taken[0] != first[0]
+    assert taken[1] == first[1]
+
+
+def test_a_task_that_begins_with_a_lower_rate_is_no_decay() -> None:
+    torch.manual_seed(0)
+    model = MLP(6, [12], 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    learner = rp.Learner(model, optimizer, methods=SWR(0.01, reinit=True), loss=nn.functional.cross_entropy)
+    first = LayerChain(model).norms()
+    for _ in range(3):
+        learner.begin()
+        for lr in (0.2, 0.6, 1.0, 1.0):  # a warm-up
+            optimizer.param_groups[0]["lr"] = lr
+            learner.step(*ZOO["mlp"].batch())
+    assert torch.equal(learner.methods[0].state["norms"], first)
+    optimizer.param_groups[0]["lr"] = 0.1
+    learner.step(*ZOO["mlp"].batch())
+    assert (learner.methods[0].state["norms"] != first).all()
+
+
+def test_reinit_goes_on_when_a_layer_is_frozen() -> None:
+    model = MLP(6, [12], 4)
+    method = SWR(0.01, reinit=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learner = rp.Learner(model, optimizer, methods=method, loss=nn.functional.cross_entropy)
+    for trains in (True, False):
+        model[1].requires_grad_(trains)
+        learner.begin()
+        learner.step(*ZOO["mlp"].batch())
+        assert len(method.state["learning_rates"]) == len(method.state["norms"]) == 1 + trains
+
+
 def test_a_layer_of_zeros_stays_as_it_is() -> None:
     model = MLP(6, [12], 4)
     nn.init.zeros_(model[3].weight)

@@ -26,8 +26,8 @@ Departures from the paper, each for a reason:
     - Running statistics follow; the paper does not say what becomes of them. Without, evaluation breaks.
     - A layer whose norm is zero is left alone, and so are embeddings, recurrent layers and the packed projection of
       nn.MultiheadAttention, of which the paper does not speak.
-    - "SWR + re-init" needs to know when the learning rate has decayed: reinit=True takes the norms anew whenever it has
-      fallen to half of what it was, or less.
+    - "SWR + re-init" needs to know when the learning rate has decayed: reinit=True takes a layer's norm anew whenever its
+      rate has fallen, within a task, to half of what it was, or less. A new task may begin with a lower rate, to warm up.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from ..learner import Learner
 from ..linalg import many
 from ..method import Method
 from ..states import memory, plain
+from ..task import Task
 from ..units import Example, original
 from .kept import Kept
 from .reset import head_layers
@@ -166,7 +167,6 @@ class SWR(Method):
                 f"{halves[0]} is in half precision, which cannot tell SWR's factors from one: keep the weights in "
                 "float32, and use torch.autocast for speed"
             )
-        self.state["learning_rate"] = _learning_rate(learner).clone()
 
     def _find(self, learner: Learner) -> tuple[LayerChain, Tensor]:
         """The layers and their rates; first norms are taken of those that have none yet."""
@@ -174,6 +174,8 @@ class SWR(Method):
         first = many.norms([learner.first(f"{name}.weight" if name else "weight") for name in chain.names]).float()
         known = dict(zip(self.state.get("names", []), self.state.get("norms", []), strict=True))
         norms = [known.get(name, norm) for name, norm in zip(chain.names, first, strict=True)]
+        if self.state.get("names") != chain.names:
+            self.state["learning_rates"] = torch.zeros(len(norms), device=learner.device)  # before the first step: none
         self.state["names"], self.state["norms"] = chain.names, torch.stack(norms)
         rates = torch.full((len(norms),), self.rate)
         if self.classifier_rate is not None:
@@ -181,17 +183,26 @@ class SWR(Method):
             rates[[index for index, name in enumerate(chain.names) if name in head]] = self.classifier_rate
         return chain, rates.to(learner.device)
 
+    def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        self.state["learning_rates"].zero_()  # so that the first of a task is no decay
+
     def after_step(self, learner: Learner) -> None:
         chain, rates = self._layers.of(learner)
         norms = chain.norms()
         if self.reinit:  # without a look from the host, which a graph could not take
-            now, before = _learning_rate(learner), self.state["learning_rate"]
+            now, before = _learning_rates(learner, chain.weights), self.state["learning_rates"]
             decayed, rising = now <= _DECAYED * before, now > before
             self.state["norms"].copy_(torch.where(decayed, norms, self.state["norms"]))
             before.copy_(torch.where(decayed | rising, now, before))
         chain.rescale_(rescaling_factors(norms, self.state["norms"], rates))
 
 
-def _learning_rate(learner: Learner) -> Tensor:
-    rate = learner.optimizer.param_groups[0]["lr"]
-    return rate.to(learner.device) if isinstance(rate, Tensor) else torch.full((), rate, device=learner.device)
+def _learning_rates(learner: Learner, weights: Sequence[Tensor]) -> Tensor:
+    """With which rate each of them is trained: by its group of the optimiser."""
+    rates = dict[int, Tensor]()
+    for group in learner.optimizer.param_groups:
+        rate = group["lr"]
+        one = rate.to(learner.device) if isinstance(rate, Tensor) else torch.full((), rate, device=learner.device)
+        rates |= dict.fromkeys(map(id, group["params"]), one)
+    untrained = torch.zeros((), device=learner.device)
+    return torch.stack([rates.get(id(weight), untrained) for weight in weights]).float()
