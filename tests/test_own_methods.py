@@ -44,6 +44,27 @@ def test_a_new_method_passes_its_test_and_runs_in_an_experiment(
     assert "holds another run: config.methods" in capsys.readouterr().err
 
 
+def test_a_new_methods_test_finds_what_a_checkpoint_leaves_out(tmp_path: Path) -> None:
+    assert main(["new-method", "forgetful", "--folder", str(tmp_path)]) == 0
+    code = tmp_path / "forgetful.py"
+    remembers_outside_its_state = """
+    seen = 0
+
+    def after_step(self, learner: rp.Learner) -> None:
+        self.seen += 1
+        with torch.no_grad():
+            for parameter in learner.parameters.values():
+                parameter.mul_(1 - 0.01 * self.seen)
+"""
+    code.write_text(code.read_text() + remembers_outside_its_state)
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), "-k", "checkpoint"],
+        capture_output=True,
+        text=True,
+    )
+    assert "1 failed" in tested.stdout, tested.stdout
+
+
 def test_a_method_that_was_changed_is_another_one_and_what_is_recorded_is_what_ran(tmp_path: Path) -> None:
     """In one process, which has the first version loaded."""
     write_toml(tmp_path / "e.toml", tiny({"mine": {"name": "mine.py:Mine"}}, seeds=[1]))
