@@ -1,7 +1,8 @@
 """FIRE and others in a loop with Accelerate: methods get the plain model and the plain optimiser.
 
 Accelerate wraps both. `accelerator.unwrap_model(model)` is the model itself, `optimizer.optimizer` what it is trained by.
-Every process does the same, so under DDP all keep the same weights; sharded weights (FSDP, DeepSpeed) are not supported.
+Every process does the same, so under DDP all keep the same weights, except with methods that look at batches, as CBP does:
+see docs/learner.md. Sharded weights (FSDP, DeepSpeed) are not supported.
 
     python examples/with_accelerate.py      or: accelerate launch examples/with_accelerate.py
 """

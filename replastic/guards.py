@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+import torch.distributed
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .method import Method
@@ -43,6 +45,24 @@ def check_acts(method: Method) -> None:
         raise TypeError(f"{kind.__name__} overrides none of {', '.join(_MOMENTS[:3])} and would do nothing{hint}")
 
 
+def check_processes(methods: Iterable[Method], count: int) -> None:
+    """Raise if processes that train copies of one model would each do something else to theirs."""
+    names = [type(method).__name__ for method in methods if method.one_process]
+    if count > 1 and names:
+        raise ValueError(
+            f"{', '.join(names)} with {count} processes or GPUs: each sees other batches, would act otherwise, and the "
+            "copies of the model would drift apart. Train in one process, or use methods of weights, as rp.FIRE()"
+        )
+
+
+def processes_of(model: nn.Module) -> int:
+    """How many train copies of this model, as far as its wrapper tells."""
+    if isinstance(model, nn.DataParallel):
+        return len(model.device_ids)
+    parallel = torch.distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)
+    return torch.distributed.get_world_size() if parallel else 1
+
+
 def check_functions(loss: object, build: object) -> None:
     """Raise unless they are functions, or None."""
     if isinstance(loss, type):
@@ -74,8 +94,15 @@ def check_holds(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def check_placed(model: nn.Module) -> None:
+    """Raise for a model without numbers."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
+
+
 def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimizers: bool) -> None:
-    """Raise unless a learner whose state is `mine` can go on from `saved`; `optimizers`: whether their number must fit."""
+    """Raise unless a learner whose state is `mine` can go on from `saved`; `optimizers`: whether they must fit."""
     missing = [key for key in mine if key not in saved]
     if missing:
         raise ValueError(f"this is no Learner's state_dict(): it has no {missing[0]!r}")
@@ -85,11 +112,35 @@ def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimiz
             f"the checkpoint is of a run with methods {theirs}, and this learner has {ours}: make it with the same, in "
             "that order"
         )
-    several, here = (len(state["optimizer"].get("optimizers", [None])) for state in (saved, mine))
-    if optimizers and several != here:
-        raise ValueError(f"the checkpoint is of a run with {several} optimiser(s), and this learner has {here}")
+    for then, now in zip(saved["methods"], mine["methods"], strict=True):
+        for name, value in then.get("books", {}).items():
+            if value != (here := now["books"].get(name, value)):
+                raise ValueError(
+                    f"the checkpoint is of {now['name']}({name}={value!r}), by which it has kept its books, and this "
+                    f"learner has {name}={here!r}: make it with the same, or start anew"
+                )
+    for name, tensor in mine["model"].items():  # a method may have brought modules that are made anew later
+        stored = saved["model"].get(name, tensor)
+        if isinstance(tensor, Tensor) and stored.shape != tensor.shape:
+            raise ValueError(
+                f"the checkpoint is of another model: {name} is {tuple(stored.shape)} there and {tuple(tensor.shape)} here"
+            )
+    if optimizers:
+        _check_optimizers(*(state["optimizer"].get("optimizers", [state["optimizer"]]) for state in (saved, mine)))
     if saved["generator"].shape != mine["generator"].shape:
         raise ValueError("the checkpoint's random state is of another kind of device: resume where it was taken")
+
+
+def _check_optimizers(saved: list[dict[str, Any]], mine: list[dict[str, Any]]) -> None:
+    if len(saved) != len(mine):
+        raise ValueError(f"the checkpoint is of a run with {len(saved)} optimiser(s), and this learner has {len(mine)}")
+    for then, now in zip(saved, mine, strict=True):
+        theirs, ours = (set().union(*state["param_groups"]) for state in (then, now))
+        if theirs - ours and ours - theirs:  # another version of torch may know one setting more, but not one less, too
+            raise ValueError(
+                f"the checkpoint is of another kind of optimiser, with {', '.join(sorted(theirs - ours))}, where this "
+                f"learner's has {', '.join(sorted(ours - theirs))}: make it with the same"
+            )
 
 
 def several(optimizer: Optimizer) -> list[Optimizer]:

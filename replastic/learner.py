@@ -18,9 +18,12 @@ from .guards import (
     check_functions,
     check_holds,
     check_loadable,
+    check_placed,
+    check_processes,
     check_task,
     flat_list,
     place_of,
+    processes_of,
     refuse_step,
     several,
     structure_of,
@@ -76,6 +79,8 @@ class Learner:
         self.optimizer = as_one(optimizer)
         check_holds(model, self.optimizer)
         self.methods = flat_list(methods)
+        check_placed(model)
+        check_processes(self.methods, processes_of(model))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.initial = {} if initial is False else first_weights(model, initial)
@@ -321,7 +326,13 @@ class Learner:
             "begun": self._begun,
             "steps": self.steps,
             "methods": [
-                {"name": type(method).__name__, "settings": repr(method), "state": method.state} for method in self.methods
+                {
+                    "name": type(method).__name__,
+                    "settings": repr(method),
+                    "books": {name: getattr(method, name) for name in method.books},
+                    "state": method.state,
+                }
+                for method in self.methods
             ],
         }
 

@@ -27,6 +27,9 @@ class Method:
     needs_task: `at_boundary` cannot do without the task.
     tree_may_change: it goes on rightly when another method changes the model's modules, as Plasticity Injection does.
     needs_first: it may ask for the run's first weights. Where no method does, a loop need not keep a copy of the model.
+    books: names of settings by which `state` is kept, so that a run cannot go on with others.
+    one_process: copies of a model that several processes train would drift apart: it looks at batches, of which each process
+        has its own, or changes modules that DDP keeps books of.
     """
 
     from_task: int = field(default=0, kw_only=True)
@@ -36,6 +39,8 @@ class Method:
     tree_may_change: ClassVar[bool] = False
     needs_task: ClassVar[bool] = False
     needs_first: ClassVar[bool] = True
+    books: ClassVar[tuple[str, ...]] = ()
+    one_process: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for item in fields(self):

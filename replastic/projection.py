@@ -97,6 +97,8 @@ def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int
     budget: bytes of scratch memory to stay within, as far as single matrices allow; None: 192 MiB or, if that is more,
         what the largest matrix takes alone, or six float32 copies of the largest layer (a plain loop takes four).
     """
+    if budget is not None and budget <= 0:
+        raise ValueError(f"budget={budget}: give a number of bytes above 0, or None for what is usual")
     stacks = [weight.stack() for weight in weights]
     bytes_of = scratch_bytes(options)
     if budget is None:

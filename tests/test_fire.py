@@ -393,3 +393,9 @@ def test_a_kept_report_keeps_no_model_alive() -> None:
     del net
     assert storage() is None
     assert report.layers[0].matrices == 1
+
+
+@pytest.mark.parametrize("budget", [0, -3])
+def test_a_budget_of_nothing_is_refused(budget: int) -> None:
+    with pytest.raises(ValueError, match=rf"budget={budget}: give a number of bytes above 0"):
+        rp.fire_(nn.Linear(4, 4), budget=budget)

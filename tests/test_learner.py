@@ -1,5 +1,6 @@
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,6 +303,27 @@ def test_a_method_that_starts_in_phase_two_sees_the_first_weights() -> None:
     assert again.initial["0.weight"].dtype == torch.float32  # the model's
     first["0.weight"].zero_()  # whoever gave them may change them
     assert learner.initial["0.weight"].all()
+
+
+def test_a_model_without_numbers_is_refused() -> None:
+    model = mlp().to("meta")
+    with pytest.raises(ValueError, match=r"0\.weight is on the meta device, which holds no numbers: load the weights first"):
+        Learner(model, torch.optim.Adam(model.parameters()))
+
+
+def test_copies_in_several_processes_are_kept_from_drifting_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(mlp())
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+        Learner(parallel, optimizer, methods=rp.ReDo())
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        Learner(parallel, optimizer, methods=[rp.FIRE(), rp.L2(), rp.SWR()])
+        for method in (rp.CBP(), rp.DASH(), rp.ER(), rp.ReDo(), rp.SNR(), rp.FIREOnAlarm(), rp.PlasticityInjection()):
+            with pytest.raises(ValueError, match=f"{type(method).__name__} with 2 processes.*drift apart"):
+                Learner(parallel, optimizer, methods=method)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_wrong_first_weights_are_refused() -> None:

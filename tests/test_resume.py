@@ -95,6 +95,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_half_done() ->
     saved = saved_and_loaded(learner)
     two = MLP.build()
     several = [torch.optim.SGD(two[1].parameters(), lr=0.1), torch.optim.Adam(two[3].parameters())]
+    wider = rp.models.MLP(6, [13], 4)
     cases: list[tuple[Learner, dict[str, Any], str]] = [
         (
             learner_of(MLP, [rp.FIRE(), Drift()]),
@@ -104,6 +105,16 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_half_done() ->
         (learner_of(MLP), saved, r"this learner has \[\]"),
         (learner_of(MLP, [Drift(), rp.FIRE()]), learner.model.state_dict(), "no Learner's state_dict"),
         (Learner(two, several, methods=[Drift(), rp.FIRE()]), saved, r"1 optimiser\(s\), and this learner has 2"),
+        (
+            Learner(two, torch.optim.ASGD(two.parameters()), methods=[Drift(), rp.FIRE()]),
+            saved,
+            "another kind of optimiser, with .*, where this learner's has alpha, .*lambd",
+        ),
+        (
+            Learner(wider, torch.optim.Adam(wider.parameters()), methods=[Drift(), rp.FIRE()]),
+            saved,
+            r"another model: 1\.weight is \(\d+, 6\) there and \(13, 6\) here",
+        ),
         (
             learner_of(MLP, [Drift(), rp.FIRE()]),
             {**saved, "generator": torch.zeros(16, dtype=torch.uint8)},
@@ -196,3 +207,19 @@ def test_the_generator_and_first_weights_are_on_the_models_device(device: torch.
     assert resumed.methods[0].state["mean"].device.type == device.type
     assert all(parameter.device.type == device.type for parameter in resumed.fresh().parameters())
     assert torch.equal(resumed.step(*batch), learner.step(*batch))
+
+
+def test_books_that_were_kept_by_other_settings_are_refused() -> None:
+    for saved, loaded, said in (
+        (rp.SNR(longest=8), rp.SNR(longest=80), r"SNR\(longest=8\).*longest=80: make it with the same"),
+        (rp.CBP(maturity=2), rp.CBP(maturity=1000), r"CBP\(maturity=2\).*maturity=1000"),
+    ):
+        state = saved_and_loaded(learner_of(MLP, saved))
+        with pytest.raises(ValueError, match=said):
+            learner_of(MLP, loaded).load_state_dict(state)
+
+
+def test_settings_that_no_books_were_kept_by_may_change() -> None:
+    state = saved_and_loaded(learner_of(MLP, rp.SNR(0.01)))
+    with pytest.warns(UserWarning, match=r"SNR\(.*threshold=0\.01"):
+        learner_of(MLP, rp.SNR(0.5)).load_state_dict(state)

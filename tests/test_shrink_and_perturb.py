@@ -228,3 +228,9 @@ def test_shrink_encoder_is_fires_form_for_dqn(clear_state: bool) -> None:
 def test_wrong_options_raise_when_a_method_is_made(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_noise_that_half_precision_would_round_away_is_refused() -> None:
+    model = nn.Linear(4, 2).bfloat16()
+    with pytest.raises(ValueError, match=r"weight is in half precision.*keep the weights in float32"):
+        Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=PerturbEachStep())

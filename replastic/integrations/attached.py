@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..guards import check_acts, flat_list, several
+from ..guards import check_acts, check_processes, flat_list, several
 from ..learner import Learner
 from ..method import Method
-from ..methods import CBP, ER, SNR, FIREOnAlarm, ReDo
 from ..optim import as_list, as_one
 from ..task import Task
 from ..units import Example
@@ -26,7 +25,6 @@ from .moments import Moments
 
 _log = logging.getLogger(__name__)
 _ELSEWHERE = ("model", "optimizer")  # what the loop's own checkpoint has
-_BY_BATCH = (CBP, ER, ReDo, SNR, FIREOnAlarm)  # what they do depends on the batch that this process has seen
 
 
 class Boundary(NamedTuple):
@@ -121,12 +119,7 @@ class Attached:
 
     def check_processes(self, count: int) -> None:
         """Raise if processes that train copies of one model would each do something else to theirs."""
-        names = [type(method).__name__ for method in self.methods if isinstance(method, _BY_BATCH)]
-        if count > 1 and names:
-            raise ValueError(
-                f"{', '.join(names)} with {count} processes or GPUs: each sees other batches, would act otherwise, and "
-                "the copies of the model would drift apart. Train in one process, or use methods of weights, as rp.FIRE()"
-            )
+        check_processes(self.methods, count)
 
     def boundary(self, step: int, why: str, task: Task | None = None) -> None:
         """The data changes now. As everywhere this is a boundary only if something was learnt before."""

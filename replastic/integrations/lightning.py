@@ -82,9 +82,10 @@ class PlasticityCallback(Callback):
           names and by the moments: keep these as they were. After Plasticity Injection the model has other modules than
           when it was made, and Lightning cannot load its weights.
         - Lightning makes the optimisers anew in every `fit`. Within one, FIRE clears the momenta of weights that it changes.
-        - DDP: all processes do the same, and nothing is sent. CBP, ER, ReDo, SNR and FIREOnAlarm look at batches, of which
-          each process has others, and are refused. So are FSDP, DeepSpeed and model parallelism: no process holds whole
-          weights there. Where processes are spawned or forked, what the callback remembers ends with them: use one `fit`.
+        - DDP: all processes do the same, and nothing is sent. CBP, DASH, ER, ReDo, SNR and FIREOnAlarm, which look at
+          batches, of which each process has others, are refused, and so is PlasticityInjection, which changes modules. FSDP,
+          DeepSpeed and model parallelism are refused: no process holds whole weights there. Where processes are spawned or
+          forked, what the callback remembers ends with them: use one `fit`.
     """
 
     def __init__(

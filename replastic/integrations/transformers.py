@@ -72,8 +72,9 @@ class PlasticityCallback(_transformers.TrainerCallback):
         - A step that the Trainer skips, because float16 gradients overflowed, is none for methods.
         - Callbacks see no batches: ER does not work here. DASH needs `boundary(rp.Task(...))`.
         - PEFT: adapters and frozen weights are left alone. What is trained whole, as by modules_to_save, is acted on.
-        - Several processes (DDP): every one does the same. CBP, ER, ReDo, SNR and FIREOnAlarm look at batches, of which
-          each process has others, and are refused. FSDP and DeepSpeed are refused, because no process holds whole weights.
+        - Several processes (DDP): every one does the same. CBP, DASH, ER, ReDo, SNR and FIREOnAlarm, which look at
+          batches, of which each process has others, are refused, and so is PlasticityInjection, which changes modules. FSDP
+          and DeepSpeed are refused, because no process holds whole weights.
         - Checkpoints hold what methods remember in plasticity.pt, and a resumed run goes on from there. For a checkpoint
           outside of the Trainer's output_dir: `callback.resume_from(folder)` before `train(resume_from_checkpoint=folder)`.
           After Plasticity Injection the model has other modules, into which the Trainer loads no checkpoint.

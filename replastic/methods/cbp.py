@@ -62,6 +62,8 @@ class CBP(Method):
     maturity: int = 1000  # m: steps in which a new unit is safe
     decay: float = 0.99  # η of the utility
     needs_first: ClassVar[bool] = False
+    books: ClassVar[tuple[str, ...]] = ("maturity",)
+    one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -116,6 +116,7 @@ class DASH(Method):
     needs_task: ClassVar[bool] = True
     tree_may_change: ClassVar[bool] = True
     needs_first: ClassVar[bool] = False
+    one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

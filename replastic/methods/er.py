@@ -68,6 +68,7 @@ class ER(Method):
     layers: Literal["all"] | int | Sequence[str] = "all"  # 2 for CNN and ResNet: the last two dense layers
     _tap: Tap | None = field(default=None, init=False, repr=False, compare=False)
     needs_first: ClassVar[bool] = False
+    one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

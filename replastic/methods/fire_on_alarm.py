@@ -62,6 +62,7 @@ class FIREOnAlarm(FIRE):
     looks: int = 3  # how many in a row a unit must have been idle
     threshold: float = 0.2  # θ; 0 is FIRE by the clock, every `looks` looks
     tree_may_change: ClassVar[bool] = False
+    one_process: ClassVar[bool] = True
     _watch: _Watch | None = field(default=None, init=False, repr=False, compare=False)
 
     at_boundary = Method.at_boundary  # nothing

@@ -84,6 +84,7 @@ class PlasticityInjection(Method):
     to: Literal["fresh", "initial"] = "fresh"  # what the new head starts from
     times: int | None = 1  # at most so many injections in a run; None: at every boundary
     tree_may_change: ClassVar[bool] = True  # by another injection, of another head
+    one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -59,6 +59,7 @@ class ReDo(Method):
     threshold: float = 0.1  # τ: 0 recycles only units that are silent
     period: int = 1000  # steps of the optimiser
     needs_first: ClassVar[bool] = False
+    one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -120,6 +120,14 @@ class PerturbEachStep(Method):
         self.require("shrink", 0 <= self.shrink <= 1, "between 0 and 1")
         self.require("sigma", self.sigma >= 0, "0 or more")
 
+    def start(self, learner: Learner) -> None:
+        for name, parameter in learner.parameters.items():
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                raise ValueError(
+                    f"{name} is in half precision, in which most of PerturbEachStep's noise is rounded away: keep the "
+                    "weights in float32, and use torch.autocast for speed"
+                )
+
     def after_step(self, learner: Learner) -> None:
         add_noise_(learner.parameters.values(), self.shrink, self.sigma, learner.generator)
 

@@ -65,6 +65,8 @@ class SNR(Method):
     update_every: int = 16  # steps from one look for histograms that can be read to the next
     _counts: LateCounts | None = field(default=None, init=False, repr=False, compare=False)
     needs_first: ClassVar[bool] = False
+    books: ClassVar[tuple[str, ...]] = ("longest",)
+    one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
