@@ -179,7 +179,7 @@ def _paper(text: str) -> str:
     before = text.partition("\nDepartures")[0]
     for paragraph in before.split("\n\n")[1:]:
         flat = " ".join(paragraph.split())
-        found = re.match(r"([A-Z](?:[\w'\- ]+, )*[\w'\- ]+ & [\w'\- ]+|[A-Z]\w+ et al\.): ", flat)
+        found = re.match(r"([A-Z](?:[\w'\- ]+, )*[\w'\- ]+ & [\w'\- ]+|[A-Z]\w+ et al\.|[A-Z][\w'\-]+): ", flat)
         if found:
             names = re.split(r", | & ", found[1].removesuffix(" et al."))
             who = f"{names[0]} et al." if len(names) > 2 or "et al." in found[1] else " & ".join(names)
@@ -188,7 +188,7 @@ def _paper(text: str) -> str:
             return f"{said}, in part" if "of no paper" in flat else said
         if "under review" in flat:
             return "under review"
-    raise ValueError(f"no paper is named in: {text[:80]}")
+    raise ValueError(f'no paper is named: give a paragraph that begins "Smith & Jones: Title, 2026" in: {text[:80]}')
 
 
 def _departures(text: str) -> int:

@@ -267,3 +267,9 @@ def test_help_is_there_at_every_level_and_short(command: str, capsys: Any) -> No
     assert len(said.splitlines()) < 45
     if not command:
         assert all(kind.name in said for kind in ALL)
+
+
+def test_what_went_wrong_is_printed_as_it_is(tmp_path: Path, capsys: Any) -> None:
+    """Rich would make pictures of words between colons."""
+    assert main(["inspect", str(tmp_path / "a:x:b [bold]")]) == 2
+    assert "a:x:b [bold]" in capsys.readouterr().err

@@ -477,3 +477,9 @@ def test_parts_of_computed_sizes_are_followed_where_a_run_shows_them() -> None:
     assert [group.name for group in symbolic.groups] == ["b"]
     assert "computed" in symbolic.left_out["a"]
     assert find_units(model, torch.randn(3, 6)).groups[-1].name == "b"
+
+
+def test_a_frozen_model_is_told_so_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).requires_grad_(False)
+    with pytest.raises(ValueError, match=r"no hidden units \(0 is frozen: requires_grad_\(True\) lets it train"):
+        find_units(model)

@@ -16,7 +16,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from ..options import OptionError
 from .command import Command
-from .console import console, print_line, print_table, print_text
+from .console import as_typed, console, print_line, print_table, print_text
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint, Fired, Inspection
@@ -273,7 +273,7 @@ def _print_left_alone(what: str, left: Sequence[LeftAlone]) -> None:
     for weight in left:
         by_reason.setdefault(weight.reason, []).append(weight.name)
     for reason, names in list(by_reason.items())[:_REASONS]:
-        print_text(f"{what}: {_some(names)}: {reason}")
+        print_text(f"{what}: {_some(names)}: {as_typed(reason)}")
     if len(by_reason) > _REASONS:
         rest = sum(map(len, list(by_reason.values())[_REASONS:]))
         print_text(f"{what}, for other reasons: {_counted(rest, 'weight')}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
 
@@ -38,6 +39,16 @@ class Handler(logging.Handler):
             where.print(Text(record.getMessage()), soft_wrap=True)
         except Exception:
             self.handleError(record)
+
+
+def as_typed(text: str) -> str:
+    """A message of the library, with its argument `where` as it is given to a command.
+
+    >>> as_typed("ask for it with where=['everything', 'embeddings'], or where='*.weight'")
+    'ask for it with --where everything --where embeddings, or --where *.weight'
+    """
+    text = re.sub(r"where=\[([^\]]*)\]", lambda found: " ".join(f"where={one.strip()}" for one in found[1].split(",")), text)
+    return re.sub(r"where=(?:'([^']*)'|(\.\.\.))", lambda found: f"--where {found[1] or found[2]}", text)
 
 
 def print_line(text: str) -> None:

@@ -30,8 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as missing:
         sys.stderr.write(f"replastic: {_NEEDED} ({missing})\n")
         return 2
+    from rich.text import Text
+
     from ..options import OptionError
-    from .console import Handler, console, error_console
+    from .console import Handler, as_typed, console, error_console
 
     command = _parsed(given)
     handler = Handler()
@@ -51,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OptionError, ImportError, OSError, RuntimeError, ValueError) as problem:
         if command.traceback:
             raise
-        said = str(problem)
+        said = as_typed(str(problem))
         if isinstance(problem, PermissionError):
             said = f"{problem.filename} cannot be written, or read: give another folder"
-        error_console().print(f"replastic {command.name}: {said}", markup=False, soft_wrap=True)
+        error_console().print(Text(f"replastic {command.name}: {said}"), soft_wrap=True)  # as it is: ":x:" is no picture
         return 2
     finally:
         log.removeHandler(handler)

@@ -231,7 +231,7 @@ class _Walk:
         if _is_customised(layer) or not {"weight", "bias"}.issuperset(layer._parameters):
             return f"is a {type(layer).__name__}, whose own code may use its weights in another way"
         if not self.frozen and any(not parameter.requires_grad for parameter in own):
-            return "is frozen"
+            return "is frozen: requires_grad_(True) lets it train"
         return ""
 
     def enter(
