@@ -15,6 +15,7 @@ from .method import Method
 from .optim import Together
 from .task import Task
 
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}  # left in optimisers' groups
 _MOMENTS = ("at_boundary", "penalty", "after_step", "start", "evaluated")
 
 
@@ -135,7 +136,7 @@ def _check_optimizers(saved: list[dict[str, Any]], mine: list[dict[str, Any]]) -
     if len(saved) != len(mine):
         raise ValueError(f"the checkpoint is of a run with {len(saved)} optimiser(s), and this learner has {len(mine)}")
     for then, now in zip(saved, mine, strict=True):
-        theirs, ours = (set().union(*state["param_groups"]) for state in (then, now))
+        theirs, ours = (set[str]().union(*state["param_groups"]) - _OF_SCHEDULERS for state in (then, now))
         if theirs - ours and ours - theirs:  # another version of torch may know one setting more, but not one less, too
             raise ValueError(
                 f"the checkpoint is of another kind of optimiser, with {', '.join(sorted(theirs - ours))}, where this "

@@ -219,6 +219,16 @@ def test_books_that_were_kept_by_other_settings_are_refused() -> None:
             learner_of(MLP, loaded).load_state_dict(state)
 
 
+def test_what_a_scheduler_has_left_in_an_optimiser_makes_it_no_other() -> None:
+    learner = learner_of(MLP)
+    torch.optim.lr_scheduler.OneCycleLR(learner.optimizer, max_lr=0.1, total_steps=10)
+    state = saved_and_loaded(learner)
+    newer = learner_of(MLP)
+    newer.optimizer.param_groups[0]["known to another version"] = True
+    newer.load_state_dict(state)
+    assert newer.optimizer.param_groups[0]["max_lr"] == 0.1
+
+
 def test_settings_that_no_books_were_kept_by_may_change() -> None:
     state = saved_and_loaded(learner_of(MLP, rp.SNR(0.01)))
     with pytest.warns(UserWarning, match=r"SNR\(.*threshold=0\.01"):
