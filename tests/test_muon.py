@@ -137,3 +137,12 @@ def test_a_rate_that_is_a_tensor_does_what_a_number_does() -> None:
     assert torch.allclose(first, second)
     with pytest.raises(ValueError, match="give lr as a tensor"):
         Muon([first], lr=0.01, capturable=True)
+
+
+@pytest.mark.parametrize("frozen", ["0", "6"])
+def test_hidden_layers_stay_hidden_when_the_first_or_the_last_is_frozen(frozen: str) -> None:
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.ReLU())), nn.Linear(4, 2))
+    model.get_submodule(frozen).requires_grad_(False)
+    matrices, rest = (group["params"] for group in muon(model).param_groups)
+    assert [id(matrix) for matrix in matrices] == [id(model[2].weight), id(model[4].weight)]
+    assert all(parameter.requires_grad for parameter in rest)

@@ -6,7 +6,7 @@ from torch import nn
 
 import replastic as rp
 from replastic.methods.muon import muon
-from replastic.methods.plasticity_injection import Injected, PlasticityInjection
+from replastic.methods.plasticity_injection import Injected, PlasticityInjection, inject_
 from tests.zoo import ZOO, ActorCritic
 
 NATURE = ZOO["nature-cnn"]
@@ -151,3 +151,26 @@ def test_an_optimiser_without_the_head_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"does not hold '0\.weight' of 'head'"):
         learner.begin()
     assert not isinstance(learner.model.head, Injected)
+
+
+def test_statistics_of_a_frozen_head_stay() -> None:
+    def head() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), head())
+    inputs = torch.randn(16, 5)
+    model(inputs + 1)
+    as_it_was = model.train()(inputs)
+    injected = inject_(model, "2", head())
+    assert torch.allclose(model(inputs), as_it_was, atol=1e-6)
+    features = torch.randn(16, 4)
+    before = [part.eval()(features) for part in (injected.old, injected.copy)]
+    fresh = injected.new[1].running_mean.clone()
+    model.train()
+    for _ in range(10):
+        model(inputs + 3)
+    assert all(
+        torch.equal(part.eval()(features), out) for part, out in zip((injected.old, injected.copy), before, strict=True)
+    )
+    assert not torch.equal(injected.new[1].running_mean, fresh)

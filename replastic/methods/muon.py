@@ -10,6 +10,8 @@ for Muon, 1e-3 and betas (0.9, 0.95) for AdamW, no weight decay.
 
 Departures, each for a reason:
     - torch.optim.Muon refuses convolutions; for matrices this does what it does, in float32 on the CPU.
+    - The factor of a convolution is that of its matrix; in Jordan's code it is that of the kernel's height and width, which
+      is 1 for square ones. So 1x1 convolutions with more channels out than in have larger steps here.
     - As the FIRE paper says, the input and output layers have AdamW. Its code gives Muon the stem of ResNets, and patch,
       position and class embeddings of ViTs.
 """
@@ -161,9 +163,10 @@ def muon(
 
 def hidden_matrices(model: nn.Module) -> list[str]:
     """Names of the linear and convolutional weights between the model's first and last."""
-    chosen = select(model, "everything").chosen
+    # Frozen or not: the layer behind a frozen first one is none the less hidden.
+    chosen = select(model, "everything", frozen=True).chosen
     names = list(dict.fromkeys(w.name.partition(":")[0] for w in chosen if w.kind in ("linear", "convolution")))
-    kinds = {weight.kind for weight in take_inventory(model).weights}
+    kinds = {weight.kind for weight in take_inventory(model, frozen=True).weights}
     return names[0 if "embedding" in kinds else 1 : None if "tied_head" in kinds else -1]
 
 

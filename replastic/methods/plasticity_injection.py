@@ -41,13 +41,21 @@ class Injected(nn.Module):
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
         super().__init__()
-        self.old = old.requires_grad_(False)
-        self.copy = copy.deepcopy(new).requires_grad_(False)
+        self.old = _frozen(old)
+        self.copy = _frozen(copy.deepcopy(new))
         self.new = new.requires_grad_(True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         old, new, fixed = (head(*args, **kwargs) for head in (self.old, self.new, self.copy))
         return old + (new - fixed)
+
+
+def _frozen(head: nn.Module) -> nn.Module:
+    """As it is, statistics of norms included. In training these still go by the batch, as those of the new head do."""
+    for module in head.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.momentum = 0.0
+    return head.requires_grad_(False)
 
 
 def default_head(model: nn.Module) -> str:

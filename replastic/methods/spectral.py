@@ -4,7 +4,8 @@
 
 over weights W, biases b and the gains γ of norms. σ₁ bounds how much a layer can stretch, so gradients neither grow nor fall
 on one direction, and the rest of the spectrum is left to the task. σ₁ = uᵀWv comes from power iteration: its vectors are
-kept from step to step, in which W moves little, so that one iteration a step follows it.
+kept from step to step, in which W moves little, so that one iteration a step follows it; with large learning rates it lags
+behind, and more iterations help.
 
 Lewandowski, Bortkiewicz, Kumar, György, Schuurmans, Ostaszewski & Machado: Learning Continually by Spectral Regularization,
 ICLR 2025; k = 2 is theirs.
