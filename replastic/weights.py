@@ -64,7 +64,7 @@ def select(model: nn.Module, where: Where = "everything", *, frozen: bool = Fals
     frozen: whether weights that do not train may be chosen, for those who only read.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"a torch.nn.Module is needed, and this is a {type(model).__name__}: pass the model itself")
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model itself")
     return choose(take_inventory(model, frozen=frozen), where)
 
 

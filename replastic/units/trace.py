@@ -41,7 +41,7 @@ class Trace:
 def trace(model: nn.Module, example: Example | None = None) -> Trace:
     """The graphs of `model`, traced symbolically, or by running it on `example` (a tensor, a tuple, or a dict of names)."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"a torch.nn.Module is needed, and this is a {type(model).__name__}: pass the model itself")
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model itself")
     found = Trace(original(model))
     lazy = [name for name, parameter in found.model.named_parameters() if is_lazy(parameter)]
     if lazy:
