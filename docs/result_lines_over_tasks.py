@@ -12,17 +12,18 @@ from result_lines import RECORDS, arms_in, as_row, ends_of_tasks, head, runs_in
 from replastic.record import Run
 from replastic.report.curves import Moment, points_of
 
-Spans = Sequence[tuple[int, int]]  # first and last of some tasks, counted from 1
-
 
 def over_tasks(
     records: str,
     figure: str,
-    spans: Spans,
+    spans: Sequence[tuple[int, int]],
     order: Iterable[str],
     published: Mapping[str, float] | None = None,
 ) -> list[str]:
-    """Of each arm, means over the same tasks; an arm that was stopped has no later ones."""
+    """Of each arm, means over the same tasks; an arm that was stopped has no later ones.
+
+    spans: first and last of these tasks, counted from 1.
+    """
     counted = [f"{first} to {last}" for first, last in spans]
     names = ["tasks", "n", "trained", *counted, *(["800, published"] if published else [])]
     rows = head(names)

@@ -258,12 +258,12 @@ def of_swr() -> dict[str, list[str]]:
         "as torch does": arms_in("swr-table-1-cifar100-bn"),
         "by Kaiming's rule": arms_in("swr-table-1-cifar100-bn-kaiming", stopped=True),
     }
-    tried = {
+    tried_with_norms = {
         f"{arm}, weights drawn {how}": [run for run in runs[arm] if run.seed == 1]
         for arm in (*regularised, "SWR")
         for how, runs in drawn.items()
     }
-    blocks["swr-tried-bn"] = at_epochs(tried, "test_accuracy", (20, 60, 100, 130, 160), 3)
+    blocks["swr-tried-bn"] = at_epochs(tried_with_norms, "test_accuracy", (20, 60, 100, 130, 160), 3)
     blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
     points = {grid: one.arm for grid, one in best(RECORDS / "swr-figure-2-mnist").items()}
     blocks["swr-figure-2-against"] = against(

@@ -99,7 +99,16 @@ def check_placed(model: nn.Module) -> None:
     """Raise for a model without numbers."""
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
-            raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
+            raise ValueError(f"{name} is on the meta device and has no values: load the model's weights first")
+
+
+def check_precise(weights: Iterable[tuple[str, Tensor]], but: str) -> None:
+    """Raise for weights in half precision, with what a method would lose there."""
+    for name, weight in weights:
+        if weight.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"{name} is in half precision, {but}: keep the weights in float32, and use torch.autocast for speed"
+            )
 
 
 def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimizers: bool) -> None:

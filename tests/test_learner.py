@@ -307,7 +307,9 @@ def test_a_method_that_starts_in_phase_two_sees_the_first_weights() -> None:
 
 def test_a_model_without_numbers_is_refused() -> None:
     model = mlp().to("meta")
-    with pytest.raises(ValueError, match=r"0\.weight is on the meta device, which holds no numbers: load the weights first"):
+    with pytest.raises(
+        ValueError, match=r"0\.weight is on the meta device and has no values: load the model's weights first"
+    ):
         Learner(model, torch.optim.Adam(model.parameters()))
 
 

@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..guards import check_precise
 from ..learner import Learner
 from ..linalg import many
 from ..method import Method
@@ -121,12 +122,7 @@ class PerturbEachStep(Method):
         self.require("sigma", self.sigma >= 0, "0 or more")
 
     def start(self, learner: Learner) -> None:
-        for name, parameter in learner.parameters.items():
-            if parameter.dtype in (torch.float16, torch.bfloat16):
-                raise ValueError(
-                    f"{name} is in half precision, in which most of PerturbEachStep's noise is rounded away: keep the "
-                    "weights in float32, and use torch.autocast for speed"
-                )
+        check_precise(learner.parameters.items(), "in which most of PerturbEachStep's noise is rounded away")
 
     def after_step(self, learner: Learner) -> None:
         add_noise_(learner.parameters.values(), self.shrink, self.sigma, learner.generator)

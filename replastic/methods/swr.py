@@ -40,6 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from ..chain import Link, links
+from ..guards import check_precise
 from ..layers import NORMS
 from ..learner import Learner
 from ..linalg import many
@@ -161,12 +162,7 @@ class SWR(Method):
 
     def start(self, learner: Learner) -> None:
         chain, _ = self._layers.of(learner)
-        halves = [n for n, w in zip(chain.names, chain.weights, strict=True) if w.dtype in (torch.float16, torch.bfloat16)]
-        if halves:
-            raise ValueError(
-                f"{halves[0]} is in half precision, which cannot tell SWR's factors from one: keep the weights in "
-                "float32, and use torch.autocast for speed"
-            )
+        check_precise(zip(chain.names, chain.weights, strict=True), "which cannot tell SWR's factors from one")
 
     def _find(self, learner: Learner) -> tuple[LayerChain, Tensor]:
         """The layers and their rates; first norms are taken of those that have none yet."""
