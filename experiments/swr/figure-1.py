@@ -22,7 +22,7 @@ import argparse
 import copy
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,23 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def lines_of(
     data: ImageData, options: dict[str, Any], epochs: tuple[int, int], factors: Sequence[float], seed: int, device: str
-) -> list[dict[str, Any]]:
-    """The lines of one seed."""
+) -> Iterator[dict[str, Any]]:
+    """The lines of one seed, each as soon as it is known."""
     channels, size, _ = data.shape
     first, more = (single(data, seed=seed, batch=TRAINING.batch, epochs=count)[0] for count in epochs)
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(seed)
         model = CNN(channels, size, data.classes, **options).to(device)
     before = max(accuracies(model, first, seed)[1:])
-    lines = []
     for factor in factors:
         for proportional in (False, True):
             scaled = copy.deepcopy(model)
             scale_(scaled, factor, proportional)
             right_after, *then = accuracies(scaled, more, seed)
             numbers = {"before": before, "scaled": right_after, "after": max(then)}
-            lines.append({"seed": seed, "factor": factor, "proportional": proportional, **numbers})
-    return lines
+            yield {"seed": seed, "factor": factor, "proportional": proportional, **numbers}
 
 
 def accuracies(model: nn.Module, task: ImageTask, seed: int) -> list[float]:
