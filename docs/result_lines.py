@@ -219,6 +219,22 @@ def costs() -> list[str]:
     return rows
 
 
+def by_factor() -> list[str]:
+    """Scaling all layers of a trained network by a factor, and training on; means over seeds."""
+    found = dict[tuple[float, bool], list[dict[str, Any]]]()
+    for line in map(json.loads, (RECORDS / "swr-figure-1.jsonl").read_text().splitlines()):
+        found.setdefault((line["factor"], line["proportional"]), []).append(line)
+    factors = sorted({factor for factor, _ in found}, reverse=True)
+    rows = head(["factor", *map(str, factors)])
+    for when, key in (("right after", "scaled"), ("best of 50 more epochs", "after")):
+        for how, proportional in (("weights and biases alike", False), ("with proportionality", True)):
+            cells = [mean(line[key] for line in found[factor, proportional]) for factor in factors]
+            rows.append(as_row([f"{when}, {how}", *(f"{cell:.3f}" for cell in cells)]))
+    before = mean(line["before"] for lines in found.values() for line in lines)
+    seeds = {line["seed"] for lines in found.values() for line in lines}
+    return [*rows, "", f"n = {len(seeds)}. Best of the first 100 epochs: {before:.3f}."]
+
+
 def start_of_second(run: Run) -> Mapping[str, Any]:
     """The row right after the first boundary."""
     return next(row for row in run.rows if (row["task"], row["epoch"]) == (1, 0))

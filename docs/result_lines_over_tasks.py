@@ -40,27 +40,37 @@ def over_tasks(
     return rows
 
 
-def late_in_tasks(records: str, figure: str, tasks: Sequence[int], *, stopped: bool = False) -> list[str]:
-    """Of each arm what it comes to over the last five epochs of some tasks; best first by the last task that all have."""
+def late_in_tasks(
+    records: str,
+    figure: str,
+    tasks: Sequence[int],
+    *,
+    stopped: bool = False,
+    published: Mapping[str, float] | None = None,
+) -> list[str]:
+    """Of each arm what it comes to over the last five epochs of some tasks; best first by the last task that all have.
+
+    published: of the last of `tasks`.
+    """
     found = {arm: [late(run, figure) for run in runs] for arm, runs in arms_in(records, stopped=stopped).items()}
     last = _last_of_all(found.values())
     shown = sorted({*tasks, last})
-    rows = head(["task", *map(str, shown), f"mean of 2 to {last}", "n"])
+    rows = head(["task", *map(str, shown), f"mean of 2 to {last}", "n", *([f"{tasks[-1]}, published"] if published else [])])
     for arm, seeds in sorted(found.items(), key=lambda item: -mean(seed[last] for seed in item[1])):
         whole = {task: all(task in seed for seed in seeds) for task in shown}
         cells = {task: f"{mean(seed[task] for seed in seeds):.3f}" if whole[task] else "-" for task in shown}
         cells[last] = f"**{cells[last]}**"
         every = mean(seed[task] for seed in seeds for task in range(2, last + 1))
-        rows.append(as_row([arm, *cells.values(), f"{every:.3f}", f"{len(seeds)}"]))
+        told = [f"{published[arm]:.2f}"] if published else []
+        rows.append(as_row([arm, *cells.values(), f"{every:.3f}", f"{len(seeds)}", *told]))
     return rows
 
 
-def around_boundaries(records: str, figure: str, epochs: Sequence[int], *, stopped: bool = False) -> list[str]:
+def around_boundaries(arms: Mapping[str, Sequence[Run]], figure: str, epochs: Sequence[int]) -> list[str]:
     """A figure in the epoch before a boundary, right after it, and after some epochs, over boundaries that all arms have.
 
     Best first, by the first of `epochs`.
     """
-    arms = arms_in(records, stopped=stopped)
     ends = {arm: [ends_of_tasks(run, figure) for run in runs] for arm, runs in arms.items()}
     last = _last_of_all(ends.values())
     told = dict[str, tuple[float, dict[int, float]]]()
@@ -161,6 +171,23 @@ def curvature_and_accuracy(records: str, figure: str) -> list[str]:
         f"Over {len(pairs)} tasks of all arms, ε-rank at the start and {figure} correlate with r = {r:.2f} "
         f"(R² = {r * r:.2f}); within arms {within}; of all arms with their first tasks {with_firsts:.2f}."
     ]
+
+
+def curvature_and_gain(records: str, figure: str, over: str, spans: Sequence[tuple[int, int]]) -> list[str]:
+    """The same where tasks become harder: accuracy counts as what an arm has over another, of the same seed and task."""
+    arms, told = arms_in(records, stopped=True), []
+    others = {run.seed: ends_of_tasks(run, figure) for run in arms.pop(over)}
+    for first, last in spans:
+        pairs = list[tuple[float, float]]()
+        for run in (run for runs in arms.values() for run in runs):
+            ends, shares = ends_of_tasks(run, figure), measured(run, "hessian_epsilon_mass", "start")
+            known = shares.keys() & ends.keys() & others[run.seed].keys() & set(range(first, last + 1))
+            pairs += [(shares[task], ends[task] - others[run.seed][task]) for task in known]
+        r = correlation(*zip(*pairs, strict=True))
+        told.append(
+            f"over tasks {first} to {last} with r = {r:.2f} (R² = {r * r:.2f}; {len(pairs)} tasks of {len(arms)} arms)"
+        )
+    return [f"ε-rank at the start, and {figure} minus that of {over}, correlate {', '.join(told)}."]
 
 
 def alarm(records: str) -> list[str]:

@@ -20,9 +20,11 @@ from result_lines import (
     arms_in,
     as_factors,
     at_epochs,
+    by_factor,
     by_seed,
     by_step,
     chosen,
+    chosen_arms,
     costs,
     end_of,
     ends,
@@ -40,6 +42,7 @@ from result_lines_over_tasks import (
     alarm,
     around_boundaries,
     curvature_and_accuracy,
+    curvature_and_gain,
     inside,
     late_after_the_first,
     late_in_tasks,
@@ -111,6 +114,7 @@ SHRINKING = {  # what the arms are called in the records of several experiments
     "base": ("base",),
 }
 PERMUTED = {"L2-ER": 0.950, "CBP": 0.938, "L2": 0.926, "BP": 0.876, "ER": 0.876}  # read off the figure, at task 800
+INCREMENTAL = {"L2-ER": 0.55, "L2": 0.52, "RESET": 0.48, "CBP": 0.37, "BP": 0.35, "ER": 0.32}  # read off, at task 20
 RELEASED = ("L2-ER", "CBP", "L2", "BP")
 
 
@@ -135,6 +139,7 @@ FIGURES = {
     "permuted-mnist.png": Figure(["permuted-mnist"], "end", figure="online_accuracy"),
     "permuted-mnist-as-released.png": Figure(["permuted-mnist-as-released"], "end", figure="online_accuracy"),
     "class-pairs-cifar100.png": Figure(["class-pairs-cifar100"], "end", smooth=21),
+    "incremental-cifar.png": Figure(["incremental-cifar"], "end"),
     "swr-table-1-cifar10.png": Figure(["swr-table-1-cifar10"], "epoch"),
     "swr-table-5-cifar100.png": Figure(["swr-table-5-cifar100"], "epoch"),
     "swr-figure-5.png": Figure(["swr-figure-5"], "epoch", figure="measures.pq_balancedness"),
@@ -151,6 +156,7 @@ def blocks() -> dict[str, list[str]]:
 def of_fire() -> dict[str, list[str]]:
     """What docs/results-fire.md has beside tables of figure 2a."""
     classes = "fire-2c-cifar100"
+    of_classes = arms_in(classes, stopped=True)
     continual, tasks, others = "fire-2b-cifar10", (1, 2, 4, 6, 8), ("base", "full reset", "S&P", "DASH", "Parseval")
     shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
     blocks = {
@@ -165,13 +171,13 @@ def of_fire() -> dict[str, list[str]]:
             continual, "test_accuracy", [("FIRE", other) for other in others], late_after_the_first
         ),
         "continual-cifar10-train": late_in_tasks(continual, "train_accuracy", tasks),
-        "continual-cifar10-drops": around_boundaries("fire-2b-cifar10-drops", "test_accuracy", (1, 2, 3, 5)),
+        "continual-cifar10-drops": around_boundaries(arms_in("fire-2b-cifar10-drops"), "test_accuracy", (1, 2, 3, 5)),
         "classes-cifar100": late_in_tasks(classes, "full_accuracy", (1, 2, 5, 10, 15, 20), stopped=True),
         "classes-cifar100-ahead": ahead(
             classes, "full_accuracy", [("FIRE", other) for other in others], late_after_the_first
         ),
-        "classes-cifar100-drops": around_boundaries(classes, "full_accuracy", (1, 2, 5, 10), stopped=True),
-        "classes-cifar100-drops-so-far": around_boundaries(classes, "test_accuracy", (1, 2, 5, 10), stopped=True),
+        "classes-cifar100-drops": around_boundaries(of_classes, "full_accuracy", (1, 2, 5, 10)),
+        "classes-cifar100-drops-so-far": around_boundaries(of_classes, "test_accuracy", (1, 2, 5, 10)),
         "after-the-reset": after_the_reset("fire-2a-cifar10"),
         "after-the-reset-in-training": after_the_reset("fire-5b-cifar10"),
         "after-the-reset-cifar100": after_the_reset("fire-2a-cifar100"),
@@ -210,7 +216,7 @@ def of_l2_er() -> dict[str, list[str]]:
         blocks[f"{records}-curvature"] = curvature_and_accuracy(records, "online_accuracy")
         for of in ("online", "test"):
             blocks[f"{records}-ahead-{of}"] = ahead(records, f"{of}_accuracy", pairs)
-    return blocks | of_class_pairs()
+    return blocks | of_class_pairs() | of_incremental_cifar()
 
 
 def of_class_pairs() -> dict[str, list[str]]:
@@ -226,6 +232,21 @@ def of_class_pairs() -> dict[str, list[str]]:
         "class-pairs-ahead-train": ahead(records, "online_accuracy", level, ends_from_task_61),
         "class-pairs-inside": inside(records, (31, 51, 91), order),
         "class-pairs-curvature": curvature_and_accuracy(records, "test_accuracy"),
+    }
+
+
+def of_incremental_cifar() -> dict[str, list[str]]:
+    """What that page has on classes that are added."""
+    records, spans = "incremental-cifar", ((1, 5), (6, 10), (11, 15), (16, 20))
+    against_new = [*((arm, "RESET") for arm in INCREMENTAL if arm != "RESET"), ("ER", "BP")]
+    return {
+        "incremental-cifar": late_in_tasks(
+            records, "test_accuracy", (1, 5, 10, 15, 20), stopped=True, published=INCREMENTAL
+        ),
+        "incremental-cifar-ahead": ahead(records, "test_accuracy", against_new, late_after_the_first),
+        "incremental-cifar-train": over_tasks(records, "online_accuracy", spans, INCREMENTAL),
+        "incremental-cifar-inside": inside(records, (5, 10, 16), INCREMENTAL),
+        "incremental-cifar-curvature": curvature_and_gain(records, "test_accuracy", "RESET", ((2, 10), (2, 20))),
     }
 
 
@@ -275,6 +296,12 @@ def of_swr() -> dict[str, list[str]]:
     for number in (3, 4):
         blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
         blocks[f"swr-figure-{number}-against"] = against_vanilla(f"swr-figure-{number}-mnist", 4)
+    blocks["swr-figure-1"] = by_factor()
+    blocks["swr-figure-2-cifar10"] = chosen("swr-figure-2-cifar10")
+    blocks["swr-figure-4-cifar10"] = chosen("swr-figure-4-cifar10", all_tasks=True)
+    blocks["swr-figure-4-cifar10-drops"] = around_boundaries(
+        chosen_arms("swr-figure-4-cifar10"), "test_accuracy", (10, 50, 100)
+    )
     balanced, epochs = arms_in("swr-figure-5"), (0, 1, 10, 50, 100)
     blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", epochs, 2)
     blocks["swr-figure-5-accuracy"] = at_epochs(balanced, "test_accuracy", epochs, 3)
