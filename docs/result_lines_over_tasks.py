@@ -176,11 +176,11 @@ def curvature_and_accuracy(records: str, figure: str) -> list[str]:
 def curvature_and_gain(records: str, figure: str, over: str, spans: Sequence[tuple[int, int]]) -> list[str]:
     """The same where tasks become harder: accuracy counts as what an arm has over another, of the same seed and task."""
     arms, told = arms_in(records, stopped=True), []
-    others = {run.seed: ends_of_tasks(run, figure) for run in arms.pop(over)}
+    others = {run.seed: late(run, figure) for run in arms.pop(over)}
     for first, last in spans:
         pairs = list[tuple[float, float]]()
         for run in (run for runs in arms.values() for run in runs):
-            ends, shares = ends_of_tasks(run, figure), measured(run, "hessian_epsilon_mass", "start")
+            ends, shares = late(run, figure), measured(run, "hessian_epsilon_mass", "start")
             known = shares.keys() & ends.keys() & others[run.seed].keys() & set(range(first, last + 1))
             pairs += [(shares[task], ends[task] - others[run.seed][task]) for task in known]
         r = correlation(*zip(*pairs, strict=True))

@@ -302,6 +302,9 @@ def of_swr() -> dict[str, list[str]]:
     blocks["swr-figure-4-cifar10-drops"] = around_boundaries(
         chosen_arms("swr-figure-4-cifar10"), "test_accuracy", (10, 50, 100)
     )
+    blocks["swr-figure-4-cifar10-train"] = over_tasks(
+        "swr-figure-4-cifar10", "online_accuracy", ((1, 4), (5, 7), (8, 10)), chosen_arms("swr-figure-4-cifar10")
+    )
     balanced, epochs = arms_in("swr-figure-5"), (0, 1, 10, 50, 100)
     blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", epochs, 2)
     blocks["swr-figure-5-accuracy"] = at_epochs(balanced, "test_accuracy", epochs, 3)
