@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -99,7 +100,8 @@ class RunSpec:
         if experiment.validation:
             data = data.hold_out(experiment.validation, self.seed)
         protocol, settings = experiment.protocol
-        tasks = PROTOCOLS[protocol](data, seed=self.seed, batch=training.batch, **settings)
+        with _of_table("protocol"):
+            tasks = PROTOCOLS[protocol](data, seed=self.seed, batch=training.batch, **settings)
         outputs = with_defaults(PROTOCOLS[protocol], settings).get(
             "classes", data.classes
         )  # of class pairs, those of a pair
@@ -107,7 +109,7 @@ class RunSpec:
         def made() -> nn.Module:
             return build_model(experiment.model[0], data.shape, outputs, **experiment.model[1])
 
-        with torch.random.fork_rng([]):
+        with _of_table("model"), torch.random.fork_rng([]):
             torch.default_generator.manual_seed(self.seed)
             model = made()
         # Convolutions on GPUs are fastest with channels last, which is how batches come.
@@ -133,6 +135,15 @@ class RunSpec:
                 raise OptionError(f"{name}: from_task = {method.from_task}, and the stream ends with task {len(tasks) - 1}")
             if len(tasks) == 1 and _acts_at_boundaries_alone(method):
                 raise OptionError(f"{name} acts at boundaries, and a stream of one task has none: take it out of this arm")
+
+
+@contextlib.contextmanager
+def _of_table(name: str) -> Iterator[None]:
+    """What is wrong with settings that fit each other only once the data is there: where in the file they stand."""
+    try:
+        yield
+    except ValueError as problem:
+        raise OptionError(f"[{name}] {problem}") from problem
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -307,6 +307,27 @@ def test_widths_and_blocks_that_differ_in_number_are_an_error() -> None:
         VGG(widths=[4, 8], convolutions=[1])
     with pytest.raises(ValueError, match="differ in length: give one of each a convolution"):
         ConvNet(channels=[4, 8], kernels=[3])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: MLP(6, [5, 0], 3), r"hidden=\[5, 0\]: give numbers of 1 or more"),
+        (lambda: MLP(6, [-3], 3), r"hidden=\[-3\]: give"),
+        (lambda: MLP(6, [5], 0), "classes=0: give 1 or more"),
+        (lambda: CNN(3, 32, 10, kernel=0), "kernel=0: give 1 or more"),
+        (lambda: CNN(3, 32, 10, convolutions=0), "convolutions=0: give"),
+        (lambda: ConvNet(channels=[4, 0, 4]), r"channels=\[4, 0, 4\]: give"),
+        (lambda: VGG(hidden=[0]), r"hidden=\[0\]: give"),
+        (lambda: ResNet(hidden=[0]), r"hidden=\[0\]: give"),
+        (lambda: ResNet(widths=[], blocks=[]), "give a stage at least"),
+        (lambda: ViT(patch=0), "patch=0: give 1 or more"),
+        (lambda: ViT(heads=0), "heads=0: give"),
+    ],
+)
+def test_a_size_of_nothing_is_an_error(make: Callable[[], nn.Module], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
 
 
 def test_crelu_is_an_error_where_channels_are_not_axis_1() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Init, Initialised, Norm, dense_layers, make_activation, make_norm, width_after
+from .parts import Activation, Init, Initialised, Norm, check_sizes, dense_layers, make_activation, make_norm, width_after
 
 
 class CNN(Initialised):
@@ -37,6 +37,7 @@ class CNN(Initialised):
         norm: Norm = "none",
         init: Init = "default",
     ) -> None:
+        check_sizes(channels=channels, convolutions=convolutions, kernel=kernel, hidden=hidden, classes=classes)
         layers: list[nn.Module] = []
         width, side = image_channels, size
         for _ in range(convolutions):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Norm, dense_layers, make_activation, make_norm, width_after
+from .parts import Activation, Norm, check_sizes, dense_layers, make_activation, make_norm, width_after
 
 
 class ConvNet(nn.Sequential):
@@ -47,6 +47,7 @@ class ConvNet(nn.Sequential):
             raise ValueError(
                 f"channels={list(channels)} and kernels={list(kernels)} differ in length: give one of each a convolution"
             )
+        check_sizes(channels=channels, kernels=kernels, hidden=hidden, classes=classes)
         layers: list[nn.Module] = []
         width, side = image_channels, size
         for made, kernel in zip(channels, kernels, strict=True):

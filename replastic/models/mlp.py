@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Init, Initialised, Norm, make_activation, make_norm, width_after
+from .parts import Activation, Init, Initialised, Norm, check_sizes, make_activation, make_norm, width_after
 
 
 class MLP(Initialised):
@@ -28,6 +28,7 @@ class MLP(Initialised):
         norm: Norm = "none",
         init: Init = "default",
     ) -> None:
+        check_sizes(inputs=inputs, hidden=hidden, classes=classes)
         layers: list[nn.Module] = [nn.Flatten()]
         width = inputs
         for units in hidden:

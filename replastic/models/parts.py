@@ -35,6 +35,14 @@ class CReLU(nn.Module):
         return torch.cat([torch.relu(x), torch.relu(-x)], dim=1)
 
 
+def check_sizes(**sizes: int | Sequence[int]) -> None:
+    """Raise for a width, a kernel or a depth of nothing: torch makes layers without units, and such a network trains."""
+    for name, given in sizes.items():
+        if not all(size >= 1 for size in ([given] if isinstance(given, int) else given)):
+            shown = given if isinstance(given, int) else list(given)
+            raise ValueError(f"{name}={shown}: give {'1 or more' if isinstance(given, int) else 'numbers of 1 or more'}")
+
+
 def make_activation(name: Activation) -> nn.Module:
     """The module of an activation's name."""
     if name not in _ACTIVATIONS:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .parts import Activation, Norm, dense_layers, make_activation, make_norm, width_after
+from .parts import Activation, Norm, check_sizes, dense_layers, make_activation, make_norm, width_after
 
 
 class ResNet(nn.Module):
@@ -35,6 +35,9 @@ class ResNet(nn.Module):
         super().__init__()
         if len(widths) != len(blocks):
             raise ValueError(f"widths={list(widths)} and blocks={list(blocks)} differ in length: give one of each a stage")
+        if not widths:
+            raise ValueError("widths=[] and blocks=[]: give a stage at least")
+        check_sizes(widths=widths, blocks=blocks, hidden=hidden, classes=classes)
         self.stem = nn.Sequential(
             nn.Conv2d(image_channels, widths[0], 3, padding=1, bias=bias),
             make_norm(norm, widths[0], images=True),

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .parts import Activation, Norm, dense_layers, make_activation, make_norm, width_after
+from .parts import Activation, Norm, check_sizes, dense_layers, make_activation, make_norm, width_after
 
 
 class VGG(nn.Module):
@@ -48,6 +48,7 @@ class VGG(nn.Module):
             raise ValueError(
                 f"widths={list(widths)} and convolutions={list(convolutions)} differ in length: give one of each a stage"
             )
+        check_sizes(widths=widths, convolutions=convolutions, hidden=hidden, classes=classes)
         side = size >> len(widths)
         if side < 1:
             raise ValueError(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import Activation, make_activation, width_after
+from .parts import Activation, check_sizes, make_activation, width_after
 
 
 class ViT(nn.Module):
@@ -43,6 +43,7 @@ class ViT(nn.Module):
         activation: Activation = "gelu",
     ) -> None:
         super().__init__()
+        check_sizes(patch=patch, dim=dim, depth=depth, heads=heads, head_dim=head_dim, mlp=mlp, classes=classes)
         if size % patch or size < patch:
             raise ValueError(
                 f"images of {size}x{size} cannot be cut into patches of {patch}x{patch}: give a divisor as patch"
