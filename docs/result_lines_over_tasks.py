@@ -41,18 +41,16 @@ def over_tasks(
 
 
 def late_in_tasks(
-    records: str,
+    arms: Mapping[str, Sequence[Run]],
     figure: str,
     tasks: Sequence[int],
-    *,
-    stopped: bool = False,
     published: Mapping[str, float] | None = None,
 ) -> list[str]:
     """Of each arm what it comes to over the last five epochs of some tasks; best first by the last task that all have.
 
     published: of the last of `tasks`.
     """
-    found = {arm: [late(run, figure) for run in runs] for arm, runs in arms_in(records, stopped=stopped).items()}
+    found = {arm: [late(run, figure) for run in runs] for arm, runs in arms.items()}
     last = _last_of_all(found.values())
     shown = sorted({*tasks, last})
     rows = head(["task", *map(str, shown), f"mean of 2 to {last}", "n", *([f"{tasks[-1]}, published"] if published else [])])

@@ -166,13 +166,13 @@ def of_fire() -> dict[str, list[str]]:
         "warm-start-short": short(TABLES["warm-start-cifar10"]),
         "settings": settings("fire-2a-cifar10-settings"),
         "train-accuracy": train_accuracy("fire-2a-cifar10"),
-        "continual-cifar10": late_in_tasks(continual, "test_accuracy", tasks),
+        "continual-cifar10": late_in_tasks(arms_in(continual), "test_accuracy", tasks),
         "continual-cifar10-ahead": ahead(
             continual, "test_accuracy", [("FIRE", other) for other in others], late_after_the_first
         ),
-        "continual-cifar10-train": late_in_tasks(continual, "train_accuracy", tasks),
+        "continual-cifar10-train": late_in_tasks(arms_in(continual), "train_accuracy", tasks),
         "continual-cifar10-drops": around_boundaries(arms_in("fire-2b-cifar10-drops"), "test_accuracy", (1, 2, 3, 5)),
-        "classes-cifar100": late_in_tasks(classes, "full_accuracy", (1, 2, 5, 10, 15, 20), stopped=True),
+        "classes-cifar100": late_in_tasks(of_classes, "full_accuracy", (1, 2, 5, 10, 15, 20)),
         "classes-cifar100-ahead": ahead(
             classes, "full_accuracy", [("FIRE", other) for other in others], late_after_the_first
         ),
@@ -238,11 +238,9 @@ def of_class_pairs() -> dict[str, list[str]]:
 def of_incremental_cifar() -> dict[str, list[str]]:
     """What that page has on classes that are added."""
     records, spans = "incremental-cifar", ((1, 5), (6, 10), (11, 15), (16, 20))
-    against_new = [*((arm, "RESET") for arm in INCREMENTAL if arm != "RESET"), ("ER", "BP")]
+    against_new = [(arm, "RESET") for arm in INCREMENTAL if arm != "RESET"]
     return {
-        "incremental-cifar": late_in_tasks(
-            records, "test_accuracy", (1, 5, 10, 15, 20), stopped=True, published=INCREMENTAL
-        ),
+        "incremental-cifar": late_in_tasks(arms_in(records, stopped=True), "test_accuracy", (1, 5, 10, 15, 20), INCREMENTAL),
         "incremental-cifar-ahead": ahead(records, "test_accuracy", against_new, late_after_the_first),
         "incremental-cifar-train": over_tasks(records, "online_accuracy", spans, INCREMENTAL),
         "incremental-cifar-inside": inside(records, (5, 10, 16), INCREMENTAL),
