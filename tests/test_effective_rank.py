@@ -53,6 +53,20 @@ def test_dead_features_have_a_finite_gradient() -> None:
     assert features.grad.abs().sum() > 0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU has small matrices decomposed by the CPU")
+@pytest.mark.parametrize("rows", [32, 100, 128, 129])
+def test_a_gpu_says_the_same_wherever_matrices_are_decomposed(rows: int) -> None:
+    matrices = torch.randn(3, rows, 150)
+    found = {}
+    for device in ("cpu", "cuda"):
+        there = matrices.to(device).requires_grad_()
+        ranks = effective_rank(there)
+        assert ranks.device == there.device
+        found[device] = (ranks, *torch.autograd.grad(ranks.sum(), there))
+    for mine, theirs in zip(found["cuda"], found["cpu"], strict=True):
+        assert torch.allclose(mine.cpu(), theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_a_vector_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a matrix"):
         effective_rank(torch.ones(3))

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ON_CPU = range(33, 129)  # rows of Gram matrices that the CPU decomposes sooner than a GPU, the way there and back included
+
 
 def effective_rank(matrix: Tensor) -> Tensor:
     """exp(-Σ p log p), p = σ/Σσ: how many singular values there are, in effect (Roy & Vetterli 2007).
@@ -37,6 +39,16 @@ def effective_rank_of_spectrum(values: Tensor) -> Tensor:
     return torch.where(total.squeeze(-1) > 0, entropy.exp(), torch.zeros_like(entropy))
 
 
+def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Up to 32 rows a GPU decomposes all matrices at once; beyond, one after the other in hundreds of small launches each,
+    which wait for whatever else the GPU is doing."""
+    if gram.is_cuda and gram.shape[-1] in ON_CPU:
+        values, vectors = torch.linalg.eigh(gram.cpu())
+        return values.to(gram.device), vectors.to(gram.device)
+    values, vectors = torch.linalg.eigh(gram)
+    return values, vectors
+
+
 class _SingularValues(torch.autograd.Function):
     """Singular values as square roots of the Gram matrix's eigenvalues, in float64.
 
@@ -51,7 +63,7 @@ class _SingularValues(torch.autograd.Function):
             exact = matrix.detach().double()
             wide = exact.shape[-2] < exact.shape[-1]
             gram = exact @ exact.mT if wide else exact.mT @ exact
-            squares, vectors = torch.linalg.eigh(gram)
+            squares, vectors = _eigh(gram)
         squares = squares.clamp_min(0)
         noise = torch.finfo(torch.float64).eps * max(exact.shape[-2:]) * squares[..., -1:].clamp_min(0)
         values = torch.where(squares > noise, squares, 0).sqrt()
