@@ -14,7 +14,7 @@ from replastic.report.curves import Moment, points_of
 
 
 def over_tasks(
-    records: str,
+    arms: Mapping[str, Sequence[Run]],
     figure: str,
     spans: Sequence[tuple[int, int]],
     order: Iterable[str],
@@ -27,7 +27,6 @@ def over_tasks(
     counted = [f"{first} to {last}" for first, last in spans]
     names = ["tasks", "n", "trained", *counted, *(["800, published"] if published else [])]
     rows = head(names)
-    arms = arms_in(records, stopped=True)
     for arm in order:
         ends = [ends_of_tasks(run, figure) for run in arms[arm]]
         trained = min(map(len, ends))
@@ -48,7 +47,7 @@ def late_in_tasks(
 ) -> list[str]:
     """Of each arm what it comes to over the last five epochs of some tasks; best first by the last task that all have.
 
-    published: of the last of `tasks`.
+    published: of the last of `tasks`, where it is known.
     """
     found = {arm: [late(run, figure) for run in runs] for arm, runs in arms.items()}
     last = _last_of_all(found.values())
@@ -59,7 +58,7 @@ def late_in_tasks(
         cells = {task: f"{mean(seed[task] for seed in seeds):.3f}" if whole[task] else "-" for task in shown}
         cells[last] = f"**{cells[last]}**"
         every = mean(seed[task] for seed in seeds for task in range(2, last + 1))
-        told = [f"{published[arm]:.2f}"] if published else []
+        told = [f"{published[arm]:.2f}" if arm in published else "-"] if published else []
         rows.append(as_row([arm, *cells.values(), f"{every:.3f}", f"{len(seeds)}", *told]))
     return rows
 
@@ -105,13 +104,13 @@ def late_after_the_first(run: Run, figure: str) -> dict[int, float]:
 
 
 def ahead(
-    records: str,
+    arms: Mapping[str, Sequence[Run]],
     figure: str,
     pairs: Iterable[tuple[str, str]],
     by_task: Callable[[Run, str], Mapping[int, float]] = ends_of_tasks,
 ) -> list[str]:
     """In how many of the tasks that both have an arm is above another, with the same seed."""
-    arms, told = arms_in(records, stopped=True), []
+    told = []
     for one, other in pairs:
         compared = list[bool]()
         for mine, theirs in ((a, b) for a in arms[one] for b in arms[other] if a.seed == b.seed):
@@ -121,11 +120,25 @@ def ahead(
     return [f"Task by task, by {figure}: {', '.join(told)}."]
 
 
-def inside(records: str, tasks: Sequence[int], order: Iterable[str]) -> list[str]:
+def repeated(once: Mapping[str, Sequence[Run]], again: Mapping[str, Sequence[Run]], figure: str) -> list[str]:
+    """How far the same arms with the same seed lie apart if they are trained twice, over the tasks after the first."""
+    rows = head([f"{figure}, trained twice", "tasks", "difference of means", "of single tasks, on average", "at most"])
+    for arm, runs in again.items():
+        apart = list[float]()
+        for mine, theirs in ((a, b) for a in once[arm] for b in runs if a.seed == b.seed):
+            found = late_after_the_first(theirs, figure)
+            apart += [value - found[task] for task, value in late_after_the_first(mine, figure).items() if task in found]
+        sizes = [abs(one) for one in apart]
+        rows.append(
+            as_row([arm, f"{len(apart)}", *(f"{value:.3f}" for value in (abs(mean(apart)), mean(sizes), max(sizes)))])
+        )
+    return rows
+
+
+def inside(arms: Mapping[str, Sequence[Run]], tasks: Sequence[int], order: Iterable[str]) -> list[str]:
     """Dead units and effective rank at the end of some tasks, and the Hessian at their start; means over seeds."""
     every = f"tasks {', '.join(map(str, tasks))}"
     rows = [f"| {every} | dead units, share | effective rank | ε-rank, share | largest eigenvalue |", "|---" * 5 + "|"]
-    arms = arms_in(records, stopped=True)
     for arm in order:
         told = []
         for figure, moment, digits in (
@@ -151,13 +164,13 @@ def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:
     return dict(points_of(run, f"measures.{figure}", moment))
 
 
-def curvature_and_accuracy(records: str, figure: str) -> list[str]:
+def curvature_and_accuracy(arms: Mapping[str, Sequence[Run]], figure: str) -> list[str]:
     """How well the share of the Hessian's eigenvalues that are not small, at a task's start, tells its accuracy.
 
     Without first tasks, in which all arms begin with the same network; with them it is said, too.
     """
     firsts, of_arms = [], dict[str, list[tuple[float, float]]]()
-    for arm, run in ((arm, run) for arm, runs in arms_in(records, stopped=True).items() for run in runs):
+    for arm, run in ((arm, run) for arm, runs in arms.items() for run in runs):
         ends = ends_of_tasks(run, figure)
         for task, share in measured(run, "hessian_epsilon_mass", "start").items():
             if task in ends:
@@ -171,10 +184,12 @@ def curvature_and_accuracy(records: str, figure: str) -> list[str]:
     ]
 
 
-def curvature_and_gain(records: str, figure: str, over: str, spans: Sequence[tuple[int, int]]) -> list[str]:
+def curvature_and_gain(
+    arms: Mapping[str, Sequence[Run]], figure: str, over: str, spans: Sequence[tuple[int, int]]
+) -> list[str]:
     """The same where tasks become harder: accuracy counts as what an arm has over another, of the same seed and task."""
-    arms, told = arms_in(records, stopped=True), []
-    others = {run.seed: late(run, figure) for run in arms.pop(over)}
+    others, told = {run.seed: late(run, figure) for run in arms[over]}, []
+    arms = {arm: runs for arm, runs in arms.items() if arm != over}
     for first, last in spans:
         pairs = list[tuple[float, float]]()
         for run in (run for runs in arms.values() for run in runs):

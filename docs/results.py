@@ -48,6 +48,7 @@ from result_lines_over_tasks import (
     late_in_tasks,
     moments_of_alarms,
     over_tasks,
+    repeated,
 )
 
 from replastic.record import Run
@@ -115,6 +116,7 @@ SHRINKING = {  # what the arms are called in the records of several experiments
 }
 PERMUTED = {"L2-ER": 0.950, "CBP": 0.938, "L2": 0.926, "BP": 0.876, "ER": 0.876}  # read off the figure, at task 800
 INCREMENTAL = {"L2-ER": 0.55, "L2": 0.52, "RESET": 0.48, "CBP": 0.37, "BP": 0.35, "ER": 0.32}  # read off, at task 20
+STRONG_L2 = "L2, as strong as in L2-ER"
 RELEASED = ("L2-ER", "CBP", "L2", "BP")
 
 
@@ -155,8 +157,7 @@ def blocks() -> dict[str, list[str]]:
 
 def of_fire() -> dict[str, list[str]]:
     """What docs/results-fire.md has beside tables of figure 2a."""
-    classes = "fire-2c-cifar100"
-    of_classes = arms_in(classes, stopped=True)
+    of_classes = arms_in("fire-2c-cifar100", stopped=True)
     continual, tasks, others = "fire-2b-cifar10", (1, 2, 4, 6, 8), ("base", "full reset", "S&P", "DASH", "Parseval")
     shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
     blocks = {
@@ -168,13 +169,13 @@ def of_fire() -> dict[str, list[str]]:
         "train-accuracy": train_accuracy("fire-2a-cifar10"),
         "continual-cifar10": late_in_tasks(arms_in(continual), "test_accuracy", tasks),
         "continual-cifar10-ahead": ahead(
-            continual, "test_accuracy", [("FIRE", other) for other in others], late_after_the_first
+            arms_in(continual), "test_accuracy", [("FIRE", other) for other in others], late_after_the_first
         ),
         "continual-cifar10-train": late_in_tasks(arms_in(continual), "train_accuracy", tasks),
         "continual-cifar10-drops": around_boundaries(arms_in("fire-2b-cifar10-drops"), "test_accuracy", (1, 2, 3, 5)),
         "classes-cifar100": late_in_tasks(of_classes, "full_accuracy", (1, 2, 5, 10, 15, 20)),
         "classes-cifar100-ahead": ahead(
-            classes, "full_accuracy", [("FIRE", other) for other in others], late_after_the_first
+            of_classes, "full_accuracy", [("FIRE", other) for other in others], late_after_the_first
         ),
         "classes-cifar100-drops": around_boundaries(of_classes, "full_accuracy", (1, 2, 5, 10)),
         "classes-cifar100-drops-so-far": around_boundaries(of_classes, "test_accuracy", (1, 2, 5, 10)),
@@ -210,41 +211,45 @@ def of_l2_er() -> dict[str, list[str]]:
             [("L2-ER", "CBP"), ("L2-ER", "L2"), ("L2-ER", "BP"), ("CBP", "BP"), ("L2", "BP")],
         ),
     ):
-        blocks[records] = over_tasks(records, "online_accuracy", spans, order, PERMUTED)
-        blocks[f"{records}-test"] = over_tasks(records, "test_accuracy", spans, order)
-        blocks[f"{records}-inside"] = inside(records, (31, 71, 91), order)
-        blocks[f"{records}-curvature"] = curvature_and_accuracy(records, "online_accuracy")
+        arms = arms_in(records, stopped=True)
+        blocks[records] = over_tasks(arms, "online_accuracy", spans, order, PERMUTED)
+        blocks[f"{records}-test"] = over_tasks(arms, "test_accuracy", spans, order)
+        blocks[f"{records}-inside"] = inside(arms, (31, 71, 91), order)
+        blocks[f"{records}-curvature"] = curvature_and_accuracy(arms, "online_accuracy")
         for of in ("online", "test"):
-            blocks[f"{records}-ahead-{of}"] = ahead(records, f"{of}_accuracy", pairs)
+            blocks[f"{records}-ahead-{of}"] = ahead(arms, f"{of}_accuracy", pairs)
     return blocks | of_class_pairs() | of_incremental_cifar()
 
 
 def of_class_pairs() -> dict[str, list[str]]:
     """What that page has on the stand-in for Continual ImageNet."""
-    records, order = "class-pairs-cifar100", ("L2", "BP", "CBP", "L2-ER", "ER")
+    arms, order = arms_in("class-pairs-cifar100", stopped=True), ("L2", "BP", "CBP", "L2-ER", "ER")
     spans = ((1, 10), (11, 20), (21, 30), (51, 60), (91, 100))
     level = [("CBP", "BP"), ("BP", "CBP"), ("L2", "BP"), ("BP", "L2")]
     below = [("BP", "L2-ER"), ("BP", "ER"), ("L2-ER", "ER")]
     return {
-        "class-pairs": over_tasks(records, "test_accuracy", spans, order),
-        "class-pairs-train": over_tasks(records, "online_accuracy", spans, order),
-        "class-pairs-ahead": ahead(records, "test_accuracy", level + below),
-        "class-pairs-ahead-train": ahead(records, "online_accuracy", level, ends_from_task_61),
-        "class-pairs-inside": inside(records, (31, 51, 91), order),
-        "class-pairs-curvature": curvature_and_accuracy(records, "test_accuracy"),
+        "class-pairs": over_tasks(arms, "test_accuracy", spans, order),
+        "class-pairs-train": over_tasks(arms, "online_accuracy", spans, order),
+        "class-pairs-ahead": ahead(arms, "test_accuracy", level + below),
+        "class-pairs-ahead-train": ahead(arms, "online_accuracy", level, ends_from_task_61),
+        "class-pairs-inside": inside(arms, (31, 51, 91), order),
+        "class-pairs-curvature": curvature_and_accuracy(arms, "test_accuracy"),
     }
 
 
 def of_incremental_cifar() -> dict[str, list[str]]:
     """What that page has on classes that are added."""
-    records, spans = "incremental-cifar", ((1, 5), (6, 10), (11, 15), (16, 20))
-    against_new = [(arm, "RESET") for arm in INCREMENTAL if arm != "RESET"]
+    arms, spans = arms_in("incremental-cifar"), ((1, 5), (6, 10), (11, 15), (16, 20))
+    again = arms_in("incremental-cifar-again", stopped=True)
+    with_control = arms | {STRONG_L2: arms_in("incremental-cifar-l2")["L2"]}
+    against_new = [(arm, "RESET") for arm in with_control if arm != "RESET"]
     return {
-        "incremental-cifar": late_in_tasks(arms_in(records, stopped=True), "test_accuracy", (1, 5, 10, 15, 20), INCREMENTAL),
-        "incremental-cifar-ahead": ahead(records, "test_accuracy", against_new, late_after_the_first),
-        "incremental-cifar-train": over_tasks(records, "online_accuracy", spans, INCREMENTAL),
-        "incremental-cifar-inside": inside(records, (5, 10, 16), INCREMENTAL),
-        "incremental-cifar-curvature": curvature_and_gain(records, "test_accuracy", "RESET", ((2, 10), (2, 20))),
+        "incremental-cifar": late_in_tasks(with_control, "test_accuracy", (1, 5, 10, 15, 20), INCREMENTAL),
+        "incremental-cifar-ahead": ahead(with_control, "test_accuracy", against_new, late_after_the_first),
+        "incremental-cifar-again": repeated(arms, again, "test_accuracy"),
+        "incremental-cifar-train": over_tasks(with_control, "online_accuracy", spans, [*INCREMENTAL, STRONG_L2]),
+        "incremental-cifar-inside": inside(arms, (5, 10, 20), INCREMENTAL),
+        "incremental-cifar-curvature": curvature_and_gain(arms, "test_accuracy", "RESET", ((2, 10), (2, 20))),
     }
 
 
@@ -297,12 +302,11 @@ def of_swr() -> dict[str, list[str]]:
     blocks["swr-figure-1"] = by_factor()
     blocks["swr-figure-2-cifar10"] = chosen("swr-figure-2-cifar10")
     blocks["swr-figure-4-cifar10"] = chosen("swr-figure-4-cifar10", all_tasks=True)
+    chunks, strongest = chosen_arms("swr-figure-4-cifar10"), ("L2, strength=0.1", "L2 Init, strength=0.1")
     blocks["swr-figure-4-cifar10-drops"] = around_boundaries(
-        chosen_arms("swr-figure-4-cifar10"), "test_accuracy", (10, 50, 100)
+        chunks | {arm: arms_in("swr-figure-4-cifar10")[arm] for arm in strongest}, "test_accuracy", (1, 5, 10, 100)
     )
-    blocks["swr-figure-4-cifar10-train"] = over_tasks(
-        "swr-figure-4-cifar10", "online_accuracy", ((1, 4), (5, 7), (8, 10)), chosen_arms("swr-figure-4-cifar10")
-    )
+    blocks["swr-figure-4-cifar10-train"] = over_tasks(chunks, "online_accuracy", ((1, 4), (5, 7), (8, 10)), chunks)
     balanced, epochs = arms_in("swr-figure-5"), (0, 1, 10, 50, 100)
     blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", epochs, 2)
     blocks["swr-figure-5-accuracy"] = at_epochs(balanced, "test_accuracy", epochs, 3)
