@@ -76,7 +76,8 @@ def busy_gpu() -> Iterator[None]:
     other = subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE)
     try:
         assert other.stdout is not None
-        other.stdout.readline()
+        if other.stdout.readline().strip() != b"busy":
+            raise RuntimeError("the process that was to keep the GPU busy has failed: see its message above")
         yield
     finally:
         other.kill()

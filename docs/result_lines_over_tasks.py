@@ -120,18 +120,16 @@ def ahead(
     return [f"Task by task, by {figure}: {', '.join(told)}."]
 
 
-def repeated(once: Mapping[str, Sequence[Run]], again: Mapping[str, Sequence[Run]], figure: str) -> list[str]:
-    """How far the same arms with the same seed lie apart if they are trained twice, over the tasks after the first."""
-    rows = head([f"{figure}, trained twice", "tasks", "difference of means", "of single tasks, on average", "at most"])
-    for arm, runs in again.items():
+def repeated(now: Mapping[str, Sequence[Run]], before: Mapping[str, Sequence[Run]], figure: str) -> list[str]:
+    """How far apart the same arms with the same seed lie if they are trained twice, over the tasks after the first."""
+    rows = head([f"{figure}, trained twice", "tasks", "on average", "without sign", "at most"])
+    for arm, runs in before.items():
         apart = list[float]()
-        for mine, theirs in ((a, b) for a in once[arm] for b in runs if a.seed == b.seed):
+        for mine, theirs in ((a, b) for a in now[arm] for b in runs if a.seed == b.seed):
             found = late_after_the_first(theirs, figure)
             apart += [value - found[task] for task, value in late_after_the_first(mine, figure).items() if task in found]
         sizes = [abs(one) for one in apart]
-        rows.append(
-            as_row([arm, f"{len(apart)}", *(f"{value:.3f}" for value in (abs(mean(apart)), mean(sizes), max(sizes)))])
-        )
+        rows.append(as_row([arm, f"{len(apart)}", f"{mean(apart):+.3f}", f"{mean(sizes):.3f}", f"{max(sizes):.3f}"]))
     return rows
 
 

@@ -116,7 +116,7 @@ SHRINKING = {  # what the arms are called in the records of several experiments
 }
 PERMUTED = {"L2-ER": 0.950, "CBP": 0.938, "L2": 0.926, "BP": 0.876, "ER": 0.876}  # read off the figure, at task 800
 INCREMENTAL = {"L2-ER": 0.55, "L2": 0.52, "RESET": 0.48, "CBP": 0.37, "BP": 0.35, "ER": 0.32}  # read off, at task 20
-STRONG_L2 = "L2, as strong as in L2-ER"
+STRONG_L2 = "L2 at 1e-3"
 RELEASED = ("L2-ER", "CBP", "L2", "BP")
 
 
@@ -218,6 +218,8 @@ def of_l2_er() -> dict[str, list[str]]:
         blocks[f"{records}-curvature"] = curvature_and_accuracy(arms, "online_accuracy")
         for of in ("online", "test"):
             blocks[f"{records}-ahead-{of}"] = ahead(arms, f"{of}_accuracy", pairs)
+    before = arms_in("permuted-mnist-before", stopped=True)
+    blocks["permuted-mnist-before-inside"] = inside(before, (31, 71), before)
     return blocks | of_class_pairs() | of_incremental_cifar()
 
 
@@ -240,17 +242,23 @@ def of_class_pairs() -> dict[str, list[str]]:
 def of_incremental_cifar() -> dict[str, list[str]]:
     """What that page has on classes that are added."""
     arms, spans = arms_in("incremental-cifar"), ((1, 5), (6, 10), (11, 15), (16, 20))
-    again = arms_in("incremental-cifar-again", stopped=True)
+    before = arms_in("incremental-cifar-before", stopped=True)
     with_control = arms | {STRONG_L2: arms_in("incremental-cifar-l2")["L2"]}
     against_new = [(arm, "RESET") for arm in with_control if arm != "RESET"]
     return {
         "incremental-cifar": late_in_tasks(with_control, "test_accuracy", (1, 5, 10, 15, 20), INCREMENTAL),
         "incremental-cifar-ahead": ahead(with_control, "test_accuracy", against_new, late_after_the_first),
-        "incremental-cifar-again": repeated(arms, again, "test_accuracy"),
+        "incremental-cifar-ahead-last": ahead(with_control, "test_accuracy", against_new, ends_after_the_first),
+        "incremental-cifar-before": repeated(arms, before, "test_accuracy"),
         "incremental-cifar-train": over_tasks(with_control, "online_accuracy", spans, [*INCREMENTAL, STRONG_L2]),
-        "incremental-cifar-inside": inside(arms, (5, 10, 20), INCREMENTAL),
+        "incremental-cifar-inside": inside(with_control, (5, 10, 20), [*INCREMENTAL, STRONG_L2]),
         "incremental-cifar-curvature": curvature_and_gain(arms, "test_accuracy", "RESET", ((2, 10), (2, 20))),
     }
+
+
+def ends_after_the_first(run: Run, figure: str) -> dict[int, float]:
+    """What is known at the end of all tasks but the first."""
+    return {task: value for task, value in ends_of_tasks(run, figure).items() if task > 1}
 
 
 def ends_from_task_61(run: Run, figure: str) -> dict[int, float]:
@@ -302,10 +310,13 @@ def of_swr() -> dict[str, list[str]]:
     blocks["swr-figure-1"] = by_factor()
     blocks["swr-figure-2-cifar10"] = chosen("swr-figure-2-cifar10")
     blocks["swr-figure-4-cifar10"] = chosen("swr-figure-4-cifar10", all_tasks=True)
-    chunks, strongest = chosen_arms("swr-figure-4-cifar10"), ("L2, strength=0.1", "L2 Init, strength=0.1")
-    blocks["swr-figure-4-cifar10-drops"] = around_boundaries(
-        chunks | {arm: arms_in("swr-figure-4-cifar10")[arm] for arm in strongest}, "test_accuracy", (1, 5, 10, 100)
-    )
+    blocks["swr-figure-4-cifar10-before"] = chosen("swr-figure-4-cifar10-before", all_tasks=True)
+    held_back = [
+        f"{arm}={point}" for arm in ("SWR, rate", "L2, strength", "L2 Init, strength") for point in (0.001, 0.01, 0.1)
+    ]
+    every, picked = arms_in("swr-figure-4-cifar10"), chosen_arms("swr-figure-4-cifar10")
+    chunks = {arm: every[arm] for arm in dict.fromkeys([*held_back, *picked])}
+    blocks["swr-figure-4-cifar10-drops"] = around_boundaries(chunks, "test_accuracy", (1, 5, 10, 100))
     blocks["swr-figure-4-cifar10-train"] = over_tasks(chunks, "online_accuracy", ((1, 4), (5, 7), (8, 10)), chunks)
     balanced, epochs = arms_in("swr-figure-5"), (0, 1, 10, 50, 100)
     blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", epochs, 2)
