@@ -150,7 +150,7 @@ def _section(module_name: str) -> str:
 
 def _signature(name: str, made: Any) -> str:
     """As a user would write it, with every default."""
-    if not dataclasses.is_dataclass(made):
+    if not (isinstance(made, type) and dataclasses.is_dataclass(made)):
         return f"{made.__name__}{inspect.signature(made)}".replace("'", "").partition(" -> ")[0]
     fields = [field for field in dataclasses.fields(made) if field.init]
     fields = [field for field in fields if not field.kw_only] + [field for field in fields if field.kw_only]

@@ -135,16 +135,17 @@ def repeated(now: Mapping[str, Sequence[Run]], before: Mapping[str, Sequence[Run
 
 def inside(arms: Mapping[str, Sequence[Run]], tasks: Sequence[int], order: Iterable[str]) -> list[str]:
     """Dead units and effective rank at the end of some tasks, and the Hessian at their start; means over seeds."""
+    columns: list[tuple[str, Moment, str]] = [
+        ("dead_fraction", "end", ".3f"),
+        ("effective_rank", "end", ".0f"),
+        ("hessian_epsilon_mass", "start", ".4f"),
+        ("largest eigenvalue", "start", ".0f"),
+    ]
     every = f"tasks {', '.join(map(str, tasks))}"
     rows = [f"| {every} | dead units, share | effective rank | ε-rank, share | largest eigenvalue |", "|---" * 5 + "|"]
     for arm in order:
         told = []
-        for figure, moment, digits in (
-            ("dead_fraction", "end", ".3f"),
-            ("effective_rank", "end", ".0f"),
-            ("hessian_epsilon_mass", "start", ".4f"),
-            ("largest eigenvalue", "start", ".0f"),
-        ):
+        for figure, moment, digits in columns:
             found = [measured(run, figure, moment) for run in arms[arm]]
             seen = [[one[task] for one in found if task in one] for task in tasks]
             told.append(", ".join(f"{mean(values):{digits}}" if values else "-" for values in seen))
