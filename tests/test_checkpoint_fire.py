@@ -111,7 +111,8 @@ def test_in_place_the_files_are_replaced_at_the_end(tmp_path: Path, kind: str) -
 
     def tell(number: int, count: int, name: str) -> None:
         now = contents(tmp_path)
-        seen.append(all(now[name] == held for name, held in before.items()))
+        if not name.startswith("looking for NaN"):
+            seen.append(all(now[name] == held for name, held in before.items()))
 
     model = deep_net()
     model.load_state_dict(values(path))
@@ -127,7 +128,10 @@ def test_in_place_the_files_are_replaced_at_the_end(tmp_path: Path, kind: str) -
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     path = one_file(tmp_path)
     before = contents(tmp_path)
-    fired = fire(path, tmp_path / "out.pt", dry_run=True)
+    told: list[tuple[int, int]] = []
+    fired = fire(path, tmp_path / "out.pt", dry_run=True, tell=lambda number, count, name: told.append((number, count)))
+    count = len(fired.checkpoint.tensors)
+    assert told == [(number, count) for number in range(count)]
     assert (fired.report, fired.out) == (None, None)
     assert len(fired.selection.chosen) == 5
     assert contents(tmp_path) == before

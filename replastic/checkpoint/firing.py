@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +19,10 @@ from ..methods.fire import FireReport, fire_report
 from ..projection import Figures, project_
 from ..weights import Selection, Where
 from .copying import copies_of, target_of
-from .finite import not_finite
+from .finite import Tell, not_finite
 from .opened import Checkpoint, open_checkpoint
 from .skeleton import Skeleton, skeleton
 from .stored import CheckpointError, Stored
-
-Tell = Callable[[int, int, str], None]  # how many of how many, and what comes next
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,7 @@ def fire(
     in_place: replace `path` itself, instead of `out`. Files are replaced once all are written.
     where, method, steps, coefficients: as of `fire_`; names are the file's.
     device: where to compute.
+    tell: is called as tensors are looked through, and then before each weight, with how many of how many, and what is next.
     """
     options = PolarOptions(method, steps, coefficients)
     checkpoint = open_checkpoint(path)
@@ -89,7 +88,7 @@ def fire(
     work = _by_tensor(bones, selection)
     chosen = [stored for stored, _ in work]
     _check_apart(checkpoint, chosen)
-    elsewhere = _check_finite(checkpoint, chosen)
+    elsewhere = _check_finite(checkpoint, chosen, tell)
     fired = {name for weight in selection.chosen for name in (weight.name, *weight.also_named)}
     copied = bones.following(fired)
     if target is None:
@@ -142,9 +141,9 @@ def _check_apart(checkpoint: Checkpoint, chosen: list[Stored]) -> None:
             before = stored
 
 
-def _check_finite(checkpoint: Checkpoint, chosen: list[Stored]) -> tuple[str, ...]:
+def _check_finite(checkpoint: Checkpoint, chosen: list[Stored], tell: Tell | None) -> tuple[str, ...]:
     """Names of other tensors that are not finite; raises if one of the chosen is not. Reads a little at a time."""
-    bad = not_finite(checkpoint)
+    bad = not_finite(checkpoint, tell)
     names = [name for name in bad if checkpoint.tensors[name] in chosen]
     if names:
         raise CheckpointError(

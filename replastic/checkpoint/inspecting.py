@@ -19,7 +19,7 @@ from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..measures.weights import layer_deviation, singular_values
 from ..unfolded import unfolded_weight
 from ..weights import LeftAlone, Where
-from .finite import not_finite
+from .finite import Tell, not_finite
 from .opened import Checkpoint, open_checkpoint
 from .skeleton import Skeleton, skeleton
 from .stored import CheckpointError, Stored
@@ -103,7 +103,7 @@ def inspect(
     where: Where | None = None,
     by: str = "rank",
     device: str | torch.device = "cpu",
-    tell: Callable[[int, int, str], None] | None = None,
+    tell: Tell | None = None,
 ) -> Inspection:
     """Figures of every matrix of a checkpoint, worst first. One weight is in memory at a time.
 
@@ -137,7 +137,7 @@ def inspect(
     reports.sort(key=lambda report: (report.bad == 0, -_finite(ORDERS[by](report))))
     missing = tuple(absent) if before is not None else ()
     compared = before.path if before is not None else None
-    return Inspection(checkpoint, bones, tuple(reports), left_alone, compared, missing, not_finite(checkpoint))
+    return Inspection(checkpoint, bones, tuple(reports), left_alone, compared, missing, not_finite(checkpoint, tell))
 
 
 def _weights(bones: Skeleton, where: Where | None, matrices: set[str]) -> tuple[list[WeightMatrix], tuple[LeftAlone, ...]]:

@@ -20,7 +20,7 @@ from .console import as_typed, console, print_line, print_table, print_text
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint, Fired, Inspection
-    from ..checkpoint.firing import Tell
+    from ..checkpoint.finite import Tell
     from ..checkpoint.inspecting import MatrixReport
     from ..checkpoint.skeleton import Skeleton
     from ..weights import LeftAlone
@@ -131,7 +131,7 @@ class Fire(_OfCheckpoint):
             raise OptionError("-o and --in-place: give one of them")
         if self.method == "exact" and self.steps != 10:
             raise OptionError("--method exact takes as many steps as it needs: --steps belongs to --method published")
-        with _progress(quiet=self.dry_run) as tell:
+        with _progress() as tell:
             done = fire(
                 self.path,
                 self.out or None,
@@ -164,7 +164,7 @@ class Fire(_OfCheckpoint):
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Tell]:
+def _progress(*, quiet: bool = False) -> Iterator[Tell]:
     """A bar on a terminal; elsewhere nothing, as what comes in the end is what is read."""
     from rich import progress as bars
 
