@@ -64,6 +64,12 @@ def processes_of(model: nn.Module) -> int:
     return torch.distributed.get_world_size() if parallel else 1
 
 
+def check_unwrapped(model: nn.Module, who: str) -> None:
+    """Raise for a model inside a wrapper that trains copies of it, for a method that cannot do with one."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(f"{who}, needs the model itself: give the learner model.module, and call the wrapper in your loop")
+
+
 def check_functions(loss: object, build: object) -> None:
     """Raise unless they are functions, or None."""
     if isinstance(loss, type):

@@ -206,6 +206,7 @@ def diagnose(
 def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None) -> Diagnosis:
     notes: list[str] = []
     values = _by_layer(probe, notes)
+    notes += _not_looked_at(probe)
     new = _yardstick(probe, build, notes)
     fire, fired = _what_fire_would_do(probe, notes)
     findings = _judge(values, new, fired, _sides(probe))
@@ -237,6 +238,20 @@ def _by_layer(probe: Probe, notes: list[str]) -> dict[str, dict[str, float]]:
                 problems.setdefault(f"{_layer(layer)}: {problem}", []).append(name)
     notes += [f"{', '.join(names)} could not be had: {problem}" for problem, names in problems.items()]
     return rows
+
+
+def _not_looked_at(probe: Probe) -> list[str]:
+    """Hidden layers whose units could not be told: what is dead there is not seen."""
+    try:
+        left_out = probe.units.left_out
+    except NotMeasurable:
+        return []  # and that has left a note of its own
+    hidden = {name: reason for name, reason in left_out.items() if not reason.startswith("is an output of the model")}
+    if not hidden:
+        return []
+    name, reason = next(iter(hidden.items()))
+    listed = ", ".join([*hidden][:3]) + (f" and {len(hidden) - 3} more" if len(hidden) > 3 else "")
+    return [f"dead units were not looked for in {listed}: {reason if reason.startswith(f'{name} ') else f'{name} {reason}'}"]
 
 
 def _layer(name: str) -> str:

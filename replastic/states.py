@@ -59,6 +59,11 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that train, by name, each tensor once, however many names it has."""
     found: dict[tuple[object, ...], tuple[str, nn.Parameter]] = {}
     for name, parameter in original(model).named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise ValueError(
+                f"{name} is complex, and what is done to parameters here is meant for real ones: keep it as two of them "
+                "(torch.view_as_real), or freeze it"
+            )
         if parameter.requires_grad and parameter.is_floating_point():
             found.setdefault(memory(parameter), (plain(name), parameter))
     if not found:
@@ -115,6 +120,8 @@ def check_same_build(model: nn.Module, drawn: nn.Module) -> None:
     theirs = {name: tensor.shape for name, tensor in named_tensors(drawn).items()}
     if mine != theirs:
         name = next(name for name in [*mine, *theirs] if mine.get(name) != theirs.get(name))
+        if {name.removeprefix("module."): shape for name, shape in mine.items()} == theirs:
+            raise ValueError("build() makes the model itself, and this is a wrapper of it: give model.module instead")
         raise ValueError(
             f"build() makes another model: {name!r} is {tuple(theirs[name]) if name in theirs else 'missing'} there and "
             f"{tuple(mine[name]) if name in mine else 'missing'} here. Pass the function that made this model"

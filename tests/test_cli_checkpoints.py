@@ -74,7 +74,7 @@ def test_in_place_replaces_the_file_itself(saved: Path) -> None:
     ("arguments", "says"),
     [
         ([], "where is the new checkpoint to go? -o "),
-        (["-o", "{folder}/model.safetensors"], "say in place"),
+        (["-o", "{folder}/model.safetensors"], "--in-place"),
         (["-o", "{folder}/model.pt"], "end it in .safetensors"),
         (["-o", "{folder}"], "did you mean {folder}/model.safetensors?"),
         (["-o", "{folder}/x.safetensors", "--in-place"], "give one of them"),

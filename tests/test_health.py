@@ -274,3 +274,19 @@ def test_nan_weights_are_an_error_that_names_them(trained: nn.Sequential) -> Non
 def test_a_build_that_makes_another_model_is_refused(trained: nn.Sequential) -> None:
     with pytest.raises(ValueError, match="another model"):
         rp.diagnose(trained, INPUTS, build=lambda: nn.Linear(64, 10))
+
+
+def test_it_is_said_where_dead_units_were_not_looked_for() -> None:
+    def build() -> nn.Module:
+        normed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 60))
+        return nn.Sequential(normed, nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10))
+
+    (note,) = [note for note in rp.diagnose(build(), INPUTS, build=build).notes if "dead units" in note]
+    assert note.startswith("dead units were not looked for in 0: 0 is parametrised (weight_norm")
+    stream = ZOO["resnet"].build()
+    (note,) = [note for note in rp.diagnose(stream, ZOO["resnet"].batch(0)[0]).notes if "dead units" in note]
+    assert "residual stream" in note
+
+
+def test_nothing_is_said_where_all_were_looked_for(trained: nn.Sequential) -> None:
+    assert not any("dead units" in note for note in rp.diagnose(trained, INPUTS).notes)

@@ -531,3 +531,16 @@ def test_first_weights_that_were_not_kept_are_said_to_be_missing() -> None:
     assert not learner.initial
     with pytest.raises(KeyError, match="or False"):
         learner.first("weight")
+
+
+def test_complex_parameters_are_not_passed_over() -> None:
+    model = nn.Sequential(nn.Linear(4, 8, dtype=torch.complex64), nn.Linear(8, 3))
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.L2(1.0))
+    with pytest.raises(ValueError, match=r"0\.weight is complex.*view_as_real"):
+        learner.penalty()
+
+
+def test_a_build_of_what_is_inside_a_wrapper_is_told_apart_from_another_model() -> None:
+    model = nn.DataParallel(mlp())
+    with pytest.raises(ValueError, match=r"this is a wrapper of it: give model\.module instead"):
+        Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.CBP(), build=mlp)

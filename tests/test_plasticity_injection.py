@@ -2,6 +2,7 @@ import io
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import replastic as rp
@@ -174,3 +175,39 @@ def test_statistics_of_a_frozen_head_stay() -> None:
         torch.equal(part.eval()(features), out) for part, out in zip((injected.old, injected.copy), before, strict=True)
     )
     assert not torch.equal(injected.new[1].running_mean, fresh)
+
+
+def frozen_below(optimised: str) -> rp.Learner:
+    """A head whose first layer does not train, and an optimiser of all parameters, or of those that train."""
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    head[0].requires_grad_(False)
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(4, 8))
+    model.add_module("head", head)
+    held = [p for p in model.parameters() if optimised == "all" or p.requires_grad]
+    learner = rp.Learner(
+        model, torch.optim.Adam(held), methods=PlasticityInjection("head", times=None), loss=F.cross_entropy
+    )
+    learner.begin()
+    learner.step(torch.randn(6, 4), torch.randint(3, (6,)))
+    return learner
+
+
+@pytest.mark.parametrize("optimised", ["all", "what trains"])
+def test_what_is_frozen_stays_so(optimised: str) -> None:
+    learner = frozen_below(optimised)
+    for _ in range(2):  # the second time the old head is an injected one
+        learner.begin()
+        new = learner.model.head.new
+        assert [parameter.requires_grad for parameter in new.parameters()] == [False, False, True, True]
+        before = [parameter.detach().clone() for parameter in new.parameters()]
+        learner.step(torch.randn(6, 4), torch.randint(3, (6,)))
+        moved = [not torch.equal(old, now) for old, now in zip(before, new.parameters(), strict=True)]
+        assert moved == [False, False, True, True]
+
+
+def test_a_wrapper_is_refused() -> None:
+    model = nn.DataParallel(NATURE.build())
+    with pytest.raises(ValueError, match=r"PlasticityInjection.*needs the model itself: give the learner model\.module"):
+        rp.Learner(model, torch.optim.Adam(model.parameters()), methods=PlasticityInjection())

@@ -304,3 +304,12 @@ def test_autocast_does_not_reach_the_projection(device: torch.device) -> None:
 def test_bad_input_says_what_to_type(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         polar(**{"matrix": torch.eye(3), **arguments})
+
+
+@pytest.mark.parametrize("method", ["published", "exact", "fast"])
+@pytest.mark.parametrize("size", [1e37, 1e-37])
+def test_entries_are_finite_and_their_norm_is_beyond_float32(method: str, size: float) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(64, 64)
+    found, expected = polar(matrix * size, method=method), polar(matrix, method=method)
+    assert relative_error(found, expected) < 1e-5

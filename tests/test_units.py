@@ -483,3 +483,17 @@ def test_a_frozen_model_is_told_so_once() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).requires_grad_(False)
     with pytest.raises(ValueError, match=r"no hidden units \(0 is frozen: requires_grad_\(True\) lets it train"):
         find_units(model)
+
+
+def test_an_input_helps_where_a_shape_is_not_known() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.o = nn.Linear(2, 6), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.o(torch.relu(self.a(x)).amax(1))
+
+    with pytest.raises(ValueError, match=r"amax, which is not followed.*give an input to run it on"):
+        find_units(Pooled())
+    assert sizes(find_units(Pooled(), torch.randn(4, 5, 2))) == {"a": (6, 1)}

@@ -26,7 +26,7 @@ def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool,
     target = Path(out)
     if os.path.lexists(target):
         inside = f"; did you mean {target / path.name}?" if target.is_dir() and not checkpoint.folder else ""
-        same = " To replace the file itself, say in place." if target.resolve() == path.resolve() else ""
+        same = " To replace the file itself, say in_place=True, or --in-place." if target.resolve() == path.resolve() else ""
         raise FileExistsError(f"{target} is there already, and is not written over{inside or ': give another name.'}{same}")
     if not checkpoint.folder and target.suffix != path.suffix:
         raise ValueError(f"{target}: the format stays that of {path.name}: end it in {path.suffix or 'nothing'}")

@@ -148,7 +148,8 @@ def _check_finite(checkpoint: Checkpoint, chosen: list[Stored], tell: Tell | Non
     if names:
         raise CheckpointError(
             f"{checkpoint.path}: {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}: NaN or infinite entries, "
-            "which have no nearest isometry. Nothing was written. Take an earlier checkpoint, or leave these out with where"
+            "which have no nearest isometry. Nothing was written. Take an earlier checkpoint, or leave these out with where "
+            "(--where on the command line)"
         )
     return tuple(bad)
 

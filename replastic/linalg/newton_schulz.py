@@ -31,6 +31,7 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "muon": (3.4445, -4.7750, 2.0315),  # Jordan et al.: fast, but singular values keep oscillating in 0.68..1.14
 }
 
+_LARGE = 2.0**100
 # Below this width a GPU waits for launches, not for arithmetic, and a block has more of them.
 _LAUNCHES_DECIDE = 512
 
@@ -39,7 +40,10 @@ def frobenius_normalised(w: Tensor) -> tuple[Tensor, Tensor]:
     """W/‖W‖_F and ‖W‖_F for a batch (batch, m, n); a zero matrix stays zero."""
     norm = frobenius_norms(w)
     divisor = norm.clamp_min(torch.finfo(w.dtype).smallest_normal * torch.finfo(w.dtype).eps)  # the least subnormal
-    return w / divisor.to(w.dtype)[:, None, None], norm
+    # In two steps, of which the second is by 1, but where entries are finite and their norm is beyond float32.
+    first = divisor.clamp_max(_LARGE)
+    x = w / first.to(w.dtype)[:, None, None]
+    return x.div_((divisor / first).to(w.dtype)[:, None, None]), norm
 
 
 def newton_schulz(x: Tensor, gram_of_x: Tensor, steps: int, coefficients: Coefficients) -> Tensor:

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from ..chain import output_layers
+from ..guards import check_unwrapped
 from ..learner import Learner
 from ..method import Method
 from ..optim import holds, swap_
@@ -41,9 +42,12 @@ class Injected(nn.Module):
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
         super().__init__()
+        learning = old.new if isinstance(old, Injected) else old
+        for parameter, before in zip(new.parameters(), learning.parameters(), strict=True):
+            parameter.requires_grad_(before.requires_grad)
         self.old = _frozen(old)
         self.copy = _frozen(copy.deepcopy(new))
-        self.new = new.requires_grad_(True)
+        self.new = new
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         old, new, fixed = (head(*args, **kwargs) for head in (self.old, self.new, self.copy))
@@ -97,10 +101,12 @@ class PlasticityInjection(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("to", self.to in ("fresh", "initial"), '"fresh" or "initial"')
-        self.require("times", self.times is None or self.times >= 1, "1 or more, or None for every boundary")
+        whole = self.times is None or (isinstance(self.times, int) and self.times >= 1)
+        self.require("times", whole, "a whole number, 1 or more, or None for every boundary")
 
     def start(self, learner: Learner) -> None:
         model = original(learner.model)
+        check_unwrapped(model, "PlasticityInjection, which changes its modules")
         self._head = self.head if self.head is not None else default_head(model)
         if self._head not in dict(model.named_modules()) or not self._head:
             names = ", ".join(name for name, _ in model.named_children())
@@ -149,11 +155,16 @@ class PlasticityInjection(Method):
     def _inject(self, learner: Learner, new: nn.Module) -> None:
         head = original(learner.model).get_submodule(self._head)
         learning = dict((head.new if isinstance(head, Injected) else head).named_parameters())
-        unknown = [name for name, parameter in learning.items() if not holds(learner.optimizer, parameter)]
+        held = {name for name, parameter in learning.items() if holds(learner.optimizer, parameter)}
+        unknown = [name for name, parameter in learning.items() if parameter.requires_grad and name not in held]
         if unknown:
-            raise ValueError(f"the optimiser does not hold {unknown[0]!r} of {self._head!r}, the head to be injected")
+            raise ValueError(
+                f"the optimiser does not hold {unknown[0]!r} of {self._head!r}, the head to be injected: make it of "
+                "model.parameters(), or freeze what it is not to train"
+            )
         inject_(original(learner.model), self._head, new)
         for name, parameter in new.named_parameters():
-            swap_(learner.optimizer, learning[name], parameter)
+            if name in held:
+                swap_(learner.optimizer, learning[name], parameter)
             learning[name].grad = None
         learner.model_changed()

@@ -112,7 +112,7 @@ def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool
         reasons += [f"{name or 'the model'} cannot be traced ({problem})" for name, problem in traced.not_seen.items()]
         listed = "; ".join(reasons[:4]) or "it has no linear or convolutional layer but its output"
         hint = ""
-        if traced.not_seen and example is None:
+        if example is None and (traced.not_seen or any("not followed" in reason for reason in left_out.values())):
             hint = ": give an input to run it on, find_units(model, example=inputs) or Learner(..., example=inputs)"
         raise ValueError(f"this model has no hidden units ({listed}){hint}")
     return found
