@@ -20,7 +20,7 @@ from .record import read as read_run
 from .record.files import read_json
 from .runs import RunSpec
 from .task import Task
-from .train import Position, Row, train, train_in_pieces
+from .train import Position, Row, check_path, train, train_in_pieces
 
 log = logging.getLogger("replastic")
 _ROWS_ON_THEIR_WAY = 1  # left unread while training goes on, so that it need not wait for the device
@@ -124,6 +124,7 @@ class Running:
     def _build(self) -> None:
         if self.device.type == "cpu":
             keep_freed_memory()
+        check_path(self.run.training, self.device)
         with self.own_world():
             torch.manual_seed(self.run.seed)  # what dropout draws; first weights and orders have seeds of their own
             self.learner, self.tasks = self.run.build(device=self.device, root=self.root)

@@ -159,6 +159,14 @@ def order_of(seed: int, task: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(mixed[0] >> 1))
 
 
+def check_path(training: Training, device: torch.device) -> None:
+    """Raise if steps cannot be run in this way there."""
+    if training.path == "graph" and device.type != "cuda":
+        raise ValueError(
+            f'training: path = "graph" needs CUDA, and the model is on {device}: use "auto", "eager" or "compiled"'
+        )
+
+
 def steps_for(learner: Learner, training: Training) -> EagerSteps:
     """The way of running steps that a path asks for, on the learner's device."""
     on_gpu = learner.device.type == "cuda"
@@ -166,8 +174,5 @@ def steps_for(learner: Learner, training: Training) -> EagerSteps:
         return EagerSteps(learner, training)
     if training.path == "compiled" and not on_gpu:
         return CompiledSteps(learner, training)
-    if not on_gpu:
-        raise ValueError(
-            f'training: path = "graph" needs CUDA, and the model is on {learner.device}: use "auto", "eager" or "compiled"'
-        )
+    check_path(training, learner.device)
     return CapturedSteps(learner, training, compiled=training.path == "compiled")

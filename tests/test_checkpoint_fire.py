@@ -144,8 +144,8 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     before = contents(tmp_path)
     for out, said in (
         (tmp_path / "there.pt", "there already"),
-        (path, "in place"),
-        (tmp_path / "folder" / ".." / "a.pt", "in place"),
+        (path, "in_place=True"),
+        (tmp_path / "folder" / ".." / "a.pt", "in_place=True"),
         (tmp_path / "folder", r"did you mean .*folder.a\.pt"),
     ):
         with pytest.raises(FileExistsError, match=said):

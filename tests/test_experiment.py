@@ -228,6 +228,7 @@ def test_images_that_are_not_normalised_reach_the_network_as_pixels_and_the_reco
         ({"arms": {"base": {"name": "fire"}}, "protocol": {"tasks": 1}}, "FIRE acts at boundaries"),
         ({"model": {"name": "mlp", "hidden": [8, 0]}}, r"\[model\] hidden=\[8, 0\]: give numbers of 1 or more"),
         ({"protocol": {"samples": 10**6}}, r"\[protocol\] samples=1000000: "),
+        ({"training": {"path": "graph"}}, 'path = "graph" needs CUDA'),
     ],
 )
 def test_what_cannot_be_built_leaves_no_folder_behind(

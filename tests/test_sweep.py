@@ -340,6 +340,8 @@ def test_best_says_what_it_lacks(tmp_path: Path) -> None:
     row = {"task": 0, "epoch": 1, "validation_accuracy": 0.5}
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         best(tmp_path / "nowhere")
+    with pytest.raises(OptionError, match="has no runs: give the folder that replastic run or sweep wrote to"):
+        best(tmp_path)
     write_runs(parse(tiny()), tmp_path / "plain", lambda run: [row])
     with pytest.raises(OptionError, match="has no runs of a grid"):
         best(tmp_path / "plain")

@@ -38,7 +38,10 @@ def best(out: str | Path) -> dict[str, Best]:
     has no measure left of what was chosen. Points are compared on those seeds that have ended in all of them; one that
     diverged is worse than all that did not.
     """
-    runs = [run for run in map(read, find_runs(out)) if run.config.get("grid")]
+    every = [read(found) for found in find_runs(out)]
+    if not every:
+        raise OptionError(f"{out} has no runs: give the folder that replastic run or sweep wrote to with --out")
+    runs = [run for run in every if run.config.get("grid")]
     if not runs:
         raise OptionError(f"{out} has no runs of a grid: give an arm one, as in grid = {{ threshold = [0.01, 0.1] }}")
     names = sorted({run.about.get("name", "runs") for run in runs})
