@@ -117,8 +117,11 @@ def check_precise(weights: Iterable[tuple[str, Tensor]], but: str) -> None:
             )
 
 
-def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimizers: bool) -> None:
-    """Raise unless a learner whose state is `mine` can go on from `saved`; `optimizers`: whether they must fit."""
+def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimizers: bool, modules: bool) -> None:
+    """Raise unless a learner whose state is `mine` can go on from `saved`.
+
+    optimizers, modules: whether they must fit as they are; methods may bring others.
+    """
     missing = [key for key in mine if key not in saved]
     if missing:
         raise ValueError(f"this is no Learner's state_dict(): it has no {missing[0]!r}")
@@ -135,7 +138,12 @@ def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimiz
                     f"the checkpoint is of {now['name']}({name}={value!r}), by which it has kept its books, and this "
                     f"learner has {name}={here!r}: make it with the same, or start anew"
                 )
-    for name, tensor in mine["model"].items():  # a method may have brought modules that are made anew later
+    here, there = mine["model"], saved["model"]
+    odd = [name for name in [*here, *there] if (name in here) != (name in there)]
+    if modules and odd:
+        where = "here and not there" if odd[0] in here else "there and not here"
+        raise ValueError(f"the checkpoint is of another model: {odd[0]} is {where}. Make the model that it was taken of")
+    for name, tensor in mine["model"].items():
         stored = saved["model"].get(name, tensor)
         if isinstance(tensor, Tensor) and stored.shape != tensor.shape:
             raise ValueError(
@@ -156,6 +164,12 @@ def _check_optimizers(saved: list[dict[str, Any]], mine: list[dict[str, Any]]) -
             raise ValueError(
                 f"the checkpoint is of another kind of optimiser, with {', '.join(sorted(theirs - ours))}, where this "
                 f"learner's has {', '.join(sorted(ours - theirs))}: make it with the same"
+            )
+        sizes = [[len(group["params"]) for group in state["param_groups"]] for state in (then, now)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"the checkpoint is of an optimiser with groups of {sizes[0]} parameters, and this learner's has "
+                f"{sizes[1]}: make it with the same"
             )
 
 

@@ -342,7 +342,8 @@ class Learner:
         task: the one that was going on; it holds functions, which a checkpoint does not carry.
         """
         # A method that is yet to start may bring an optimiser of its own.
-        check_loadable(saved, self.state_dict(), optimizers=len(self._started) == len(self.methods))
+        own_modules = not any(method.overrides("rebuild") for method in self.methods)
+        check_loadable(saved, self.state_dict(), optimizers=len(self._started) == len(self.methods), modules=own_modules)
         self.task, self.task_number, self._begun = task, saved["task_number"], saved["begun"]
         self.seed, self.steps = saved["seed"], saved["steps"]
         self.__dict__.pop("template", None)  # it comes from the seed

@@ -544,3 +544,25 @@ def test_a_build_of_what_is_inside_a_wrapper_is_told_apart_from_another_model() 
     model = nn.DataParallel(mlp())
     with pytest.raises(ValueError, match=r"this is a wrapper of it: give model\.module instead"):
         Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.CBP(), build=mlp)
+
+
+def test_a_state_that_does_not_fit_is_refused_before_anything_is_loaded() -> None:
+    def learner(model: nn.Module, groups: int = 1) -> Learner:
+        held = [*model.parameters()]
+        parts = [{"params": held}] if groups == 1 else [{"params": held[:1]}, {"params": held[1:]}]
+        return Learner(model, torch.optim.Adam(parts), methods=rp.L2(), loss=nn.functional.cross_entropy)
+
+    taken = learner(mlp())
+    inputs, targets = torch.randn(5, 6), torch.randint(4, (5,))
+    taken.step(inputs, targets)
+    saved = copy.deepcopy(taken.state_dict())
+    for other, says in (
+        (learner(nn.Sequential(mlp())), r"another model: 0\.0\.weight is here and not there"),
+        (learner(mlp(), groups=2), r"groups of \[\d\] parameters, and this learner's has \[1, \d\]"),
+    ):
+        before = copy.deepcopy(other.state_dict())
+        with pytest.raises(ValueError, match=says):
+            other.load_state_dict(saved)
+        assert other.steps == 0
+        assert all(torch.equal(value, other.state_dict()["model"][name]) for name, value in before["model"].items())
+        other.step(inputs, targets)
