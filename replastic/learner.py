@@ -259,6 +259,10 @@ class Learner:
         """A newly initialised model, drawn with the learner's randomness; no other random state changes."""
         return self._drawn(self._seed())
 
+    def check_fresh(self) -> None:
+        """Raise if no newly initialised model can be made; for methods whose first one is due after a whole task."""
+        self._drawn(self.seed ^ _TEMPLATE_SEED)
+
     def draw(self, make: Callable[[], nn.Module]) -> nn.Module:
         """What `make` makes, with the learner's randomness in place of torch's own; no other random state changes."""
         with seeded(self._seed(), self.model):

@@ -566,3 +566,21 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_loaded() -> Non
         assert other.steps == 0
         assert all(torch.equal(value, other.state_dict()["model"][name]) for name, value in before["model"].items())
         other.step(inputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("method", "given"), [(rp.FullReset, {"to": "fresh"}), (rp.LayerReset, {}), (rp.ShrinkAndPerturb, {"towards": "fresh"})]
+)
+def test_weights_that_cannot_be_drawn_are_missed_before_a_task_is_trained(method: Any, given: dict[str, str]) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(6, 4), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.scale
+
+    model = Own()
+    with pytest.raises(ValueError, match=r"scale"):
+        Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=method(**given))
+    Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=method(**given), build=Own)

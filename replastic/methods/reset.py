@@ -139,6 +139,10 @@ class FullReset(Method):
         super().__post_init__()
         self.require("to", self.to in ("initial", "fresh"), '"initial" or "fresh"')
 
+    def start(self, learner: Learner) -> None:
+        if self.to == "fresh":
+            learner.check_fresh()
+
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         source = learner.initial if self.to == "initial" else learner.fresh()
         reset_(learner.model, source, optimizer=learner.optimizer if self.clear_state else None)
@@ -158,6 +162,8 @@ class LayerReset(Method):
 
     def start(self, learner: Learner) -> None:
         layer_tensors(learner.model, self._where(learner))  # raises now if there is nothing to reset
+        if self.to == "fresh":
+            learner.check_fresh()
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         source = learner.initial if self.to == "initial" else learner.fresh()

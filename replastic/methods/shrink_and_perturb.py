@@ -75,6 +75,8 @@ class ShrinkAndPerturb(Method):
 
     def start(self, learner: Learner) -> None:
         _chosen(learner, self.where)  # raises now if there is nothing to shrink
+        if self.towards == "fresh":
+            learner.check_fresh()
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         chosen = _chosen(learner, self.where)
