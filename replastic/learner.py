@@ -35,6 +35,7 @@ from .states import built_like, first_weights, memory, moved, named_tensors, pla
 from .task import Batch, Task, outputs_of
 from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
 
+_SILENT = 10  # steps without a call of after_step, which is then thought to have been forgotten
 _TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
 
 
@@ -75,7 +76,7 @@ class Learner:
             raise TypeError(f"Learner needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
         check_functions(loss, build)
         self.model, self.build, self.example, self.seed = model, build, example, seed
-        self._begun = False
+        self._begun, self._silent_steps = False, 0
         self.optimizer = as_one(optimizer)
         check_holds(model, self.optimizer)
         self.methods = flat_list(methods)
@@ -139,6 +140,7 @@ class Learner:
 
     def _saw_a_step(self, *arguments: object) -> None:
         self._begun = True  # what comes next is a boundary, also in a loop that never said begin() before
+        self._silent_steps += 1
 
     def begin(self, task: Task | None = None) -> None:
         """Say that the next steps are of `task`. This is a boundary, at which methods act, unless nothing came before it:
@@ -147,6 +149,7 @@ class Learner:
         check_task(task, self.methods)
         if trains_of(self.model) != self._trains:  # between tasks people freeze layers
             self._find_anew()
+        self._check_heard()
         before = self.task, self.task_number
         self.task = task
         if self._begun:
@@ -160,6 +163,17 @@ class Learner:
                 raise
         self._begun = True
 
+    def _check_heard(self) -> None:
+        """Warn if the optimiser has stepped many times and the methods that act after a step were never told."""
+        acting = self.acting("after_step")
+        if self._silent_steps >= _SILENT and self.steps == 0 and acting:
+            names = ", ".join(type(method).__name__ for method in acting)
+            warnings.warn(
+                f"the optimiser has made {self._silent_steps} steps, and learner.after_step() was never called, so that "
+                f"{names} did nothing: call it after each of them, or train with learner.step(inputs, targets)",
+                stacklevel=3,
+            )
+
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
         """What the methods add to the loss; `batch` is what the step is to learn from, for methods that look at it."""
         self._see(batch)
@@ -172,6 +186,7 @@ class Learner:
         for method in self.acting("after_step"):
             method.after_step(self)
         self.steps += 1
+        self._silent_steps = 0
         if self.taps is not None:
             self.taps.clear()
 

@@ -1,4 +1,5 @@
 import copy
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -584,3 +585,25 @@ def test_weights_that_cannot_be_drawn_are_missed_before_a_task_is_trained(method
     with pytest.raises(ValueError, match=r"scale"):
         Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=method(**given))
     Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=method(**given), build=Own)
+
+
+def test_a_loop_that_forgets_after_step_is_told() -> None:
+    model = mlp()
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=[rp.FIRE(), rp.ReDo()])
+    learner.begin()
+    for _ in range(20):
+        learner.optimizer.zero_grad()
+        model(torch.randn(5, 6)).sum().backward()
+        learner.optimizer.step()
+    with pytest.warns(UserWarning, match=r"made 20 steps, and learner\.after_step\(\) was never called, so that ReDo did"):
+        learner.begin()
+
+
+def test_a_loop_that_does_not_is_not() -> None:
+    model = mlp()
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.ReDo(), loss=F.cross_entropy)
+    for _ in range(20):
+        learner.step(torch.randn(5, 6), torch.randint(4, (5,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.begin()
