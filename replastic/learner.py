@@ -109,6 +109,8 @@ class Learner:
 
         clip: the largest norm of the gradient of loss and penalties together.
         """
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise TypeError("LBFGS wants a closure and takes several losses a step: train with another, as torch.optim.Adam")
         batch = self.batch = Batch(inputs, targets)
         loss = self.loss(batch)
         self.optimizer.zero_grad()

@@ -607,3 +607,10 @@ def test_a_loop_that_does_not_is_not() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         learner.begin()
+
+
+def test_an_optimiser_that_wants_a_closure_is_refused_by_name() -> None:
+    model = mlp()
+    learner = Learner(model, torch.optim.LBFGS(model.parameters()), loss=F.cross_entropy)
+    with pytest.raises(TypeError, match="LBFGS wants a closure"):
+        learner.step(torch.randn(5, 6), torch.randint(4, (5,)))

@@ -296,3 +296,11 @@ def test_wrong_factors_say_which_layers_there_are() -> None:
         rescale_(MLP(6, [12], 4), [0.5])
     with pytest.raises(ValueError, match="between 0 and 1"):
         SWR(rate=2)
+
+
+def test_factors_of_a_float64_model_have_all_their_digits() -> None:
+    model = MLP(6, [12], 4).double()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    rescale_(model, [0.7, 0.24])
+    weights = [(after / then).mean().item() for then, after in zip(before, model.parameters(), strict=True)]
+    assert weights == pytest.approx([0.7, 0.7, 0.24, 0.7 * 0.24], rel=1e-14)

@@ -13,14 +13,12 @@ from .opened import Checkpoint
 
 
 def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool, dry_run: bool) -> Path | None:
-    """Where to write; raises if that is not to be written to."""
+    """Where to write, None for a dry run; raises if that is not to be written to."""
     path = checkpoint.path
     if out is not None and in_place:
         raise ValueError(f"out={str(out)!r} and in_place: give one of them")
-    if dry_run:
-        return None
-    if in_place:
-        return path
+    if in_place or (dry_run and out is None):
+        return None if dry_run else path
     if out is None:
         raise ValueError(f"where is the new checkpoint to go? Give out, as in {suggested(path)}, or in_place")
     target = Path(out)
@@ -32,7 +30,7 @@ def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool,
         raise ValueError(f"{target}: the format stays that of {path.name}: end it in {path.suffix or 'nothing'}")
     if checkpoint.folder and target.suffix in (".json", *(file.suffix for file in checkpoint.files)):
         raise ValueError(f"{target} looks like a file, and {path.name} is written as a folder: give {suggested(path)}")
-    return target
+    return None if dry_run else target
 
 
 def suggested(path: Path) -> Path:

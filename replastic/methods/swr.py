@@ -44,6 +44,7 @@ from ..guards import check_precise
 from ..layers import NORMS
 from ..learner import Learner
 from ..linalg import many
+from ..linalg.polar_factor import work_dtype
 from ..method import Method
 from ..states import memory, plain
 from ..task import Task
@@ -142,7 +143,8 @@ def rescale_(model: nn.Module, factors: Sequence[float], example: Example | None
     chain = LayerChain(model, example)
     if len(factors) != len(chain.weights) or not all(factor > 0 for factor in factors):
         raise ValueError(f"factors={factors!r}: give one positive number for each of {', '.join(chain.names)}")
-    chain.rescale_(torch.tensor(factors, device=chain.weights[0].device))
+    first = chain.weights[0]
+    chain.rescale_(torch.tensor(factors, dtype=work_dtype(first.dtype), device=first.device))
 
 
 @dataclass
