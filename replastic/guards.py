@@ -139,16 +139,16 @@ def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimiz
                     f"learner has {name}={here!r}: make it with the same, or start anew"
                 )
     here, there = mine["model"], saved["model"]
-    odd = [name for name in [*here, *there] if (name in here) != (name in there)]
-    if modules and odd:
-        where = "here and not there" if odd[0] in here else "there and not here"
-        raise ValueError(f"the checkpoint is of another model: {odd[0]} is {where}. Make the model that it was taken of")
-    for name, tensor in mine["model"].items():
-        stored = saved["model"].get(name, tensor)
+    for name, tensor in here.items():
+        stored = there.get(name, tensor)
         if isinstance(tensor, Tensor) and stored.shape != tensor.shape:
             raise ValueError(
                 f"the checkpoint is of another model: {name} is {tuple(stored.shape)} there and {tuple(tensor.shape)} here"
             )
+    odd = [name for name in [*here, *there] if (name in here) != (name in there)]
+    if modules and odd:
+        where = "here and not there" if odd[0] in here else "there and not here"
+        raise ValueError(f"the checkpoint is of another model: {odd[0]} is {where}. Make the model that it was taken of")
     if optimizers:
         _check_optimizers(*(state["optimizer"].get("optimizers", [state["optimizer"]]) for state in (saved, mine)))
     if saved["generator"].shape != mine["generator"].shape:
