@@ -16,6 +16,7 @@ from .methods import fire_
 from .methods.fire import LayerReport
 from .states import built_like, reinitialised, seeded
 from .units import Example
+from .units.groups import said
 from .weights import Where
 
 _SHARE = 0.25  # of a layer's units that may be lost, more than in a new network
@@ -251,7 +252,7 @@ def _not_looked_at(probe: Probe) -> list[str]:
         return []
     name, reason = next(iter(hidden.items()))
     listed = ", ".join([*hidden][:3]) + (f" and {len(hidden) - 3} more" if len(hidden) > 3 else "")
-    return [f"dead units were not looked for in {listed}: {reason if reason.startswith(f'{name} ') else f'{name} {reason}'}"]
+    return [f"dead units were not looked for in {listed}: {said(name, reason, ' ')}"]
 
 
 def _layer(name: str) -> str:

@@ -188,7 +188,6 @@ class Learner:
         for method in self.acting("after_step"):
             method.after_step(self)
         self.steps += 1
-        self._silent_steps = 0
         if self.taps is not None:
             self.taps.clear()
 

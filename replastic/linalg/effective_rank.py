@@ -40,8 +40,7 @@ def effective_rank_of_spectrum(values: Tensor) -> Tensor:
 
 
 def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Up to 32 rows a GPU decomposes all matrices at once; beyond, one after the other in hundreds of small launches each,
-    which wait for whatever else the GPU is doing."""
+    """Up to 32 rows a GPU decomposes all matrices at once; beyond, one after the other, each behind what else it does."""
     if gram.is_cuda and gram.shape[-1] in ON_CPU:
         values, vectors = torch.linalg.eigh(gram.cpu())
         return values.to(gram.device), vectors.to(gram.device)

@@ -80,7 +80,7 @@ class Units:
 
     def __repr__(self) -> str:
         lines = [repr(group) for group in self.groups]
-        lines += [f"no units: {_said(name, reason, ': ')}" for name, reason in self.left_out.items()]
+        lines += [f"no units: {said(name, reason, ': ')}" for name, reason in self.left_out.items()]
         lines += [f"not traced: {name or 'the model'}: {problem}" for name, problem in self.not_seen.items()]
         return "\n".join(lines)
 
@@ -108,7 +108,7 @@ def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool
         groups, left_out = _grouped(traced, device, frozen)
     found = Units(tuple(groups), left_out, traced.not_seen)
     if not groups:
-        reasons = [_said(name or "the model", reason, " ") for name, reason in left_out.items()]
+        reasons = [said(name or "the model", reason, " ") for name, reason in left_out.items()]
         reasons += [f"{name or 'the model'} cannot be traced ({problem})" for name, problem in traced.not_seen.items()]
         listed = "; ".join(reasons[:4]) or "it has no linear or convolutional layer but its output"
         hint = ""
@@ -118,7 +118,7 @@ def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool
     return found
 
 
-def _said(name: str, reason: str, between: str) -> str:
+def said(name: str, reason: str, between: str) -> str:
     """A layer, and why it makes no units; the reason may begin with a name, that of this layer or of another."""
     return reason if reason.startswith(f"{name} ") else f"{name}{between}{reason}"
 
