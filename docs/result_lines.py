@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from math import sqrt
 from pathlib import Path
 from statistics import mean
@@ -241,12 +240,12 @@ def start_of_second(run: Run) -> Mapping[str, Any]:
 
 
 def at_epochs(runs: Mapping[str, Sequence[Run]], figure: str, epochs: Sequence[int], digits: int) -> list[str]:
-    """A figure of runs of one task in some of its epochs; means over seeds."""
+    """A figure in some epochs of the last task; means over seeds."""
     get = of_row(figure)
     names = [figure.removeprefix("measures."), *(f"epoch {epoch}" for epoch in epochs), "n"]
     rows = head(names)
     for name, several in runs.items():
-        seeds = [{row["epoch"]: get(row) for row in run.rows} for run in several]
+        seeds = [{row["epoch"]: get(row) for row in run.rows} for run in several]  # later tasks overwrite earlier ones
         cells = [f"{mean(seed[epoch] for seed in seeds):.{digits}f}" for epoch in epochs]
         rows.append(as_row([name, *cells, f"{len(seeds)}"]))
     return rows
@@ -308,23 +307,14 @@ def ends_of_tasks(run: Run, figure: str) -> dict[int, float]:
     return dict(points_of(run, figure, "end"))
 
 
+def late(run: Run, figure: str) -> dict[int, float]:
+    """Means over the last five epochs of each task that has come to its end; tasks are counted from 1."""
+    tasks: dict[int, list[float]] = {}
+    for row in run.rows:
+        tasks.setdefault(row["task"] + 1, []).append(row[figure])
+    return {task: mean(tasks[task][-5:]) for task in ends_of_tasks(run, figure)}
+
+
 def mean_end(run: Run) -> float:
-    """Test accuracy at the ends of all tasks, on average."""
-    return mean(ends_of_tasks(run, "test_accuracy").values())
-
-
-def times(folders: Iterable[str]) -> list[str]:
-    """How long all runs of a folder took together: the time in which one of them, or several, went on."""
-    rows = ["| records | runs | time | on |", "|---|---|---|---|"]
-    for name in folders:
-        runs = runs_in(name)
-        starts = [datetime.fromisoformat(json.loads((run.folder / "run.json").read_text())["started"]) for run in runs]
-        spans = sorted((start, start + timedelta(seconds=run.times[-1])) for start, run in zip(starts, runs, strict=True))
-        went, until = timedelta(), spans[0][0]
-        for start, end in spans:
-            went += max(end - max(start, until), timedelta())
-            until = max(until, end)
-        minutes = went.total_seconds() / 60
-        machines = {f"{run.provenance['gpu'] or run.provenance['cpu']}, torch {run.provenance['torch']}" for run in runs}
-        rows.append(f"| `{name}` | {len(runs)} | {minutes:.0f} min | {'; '.join(sorted(machines))} |")
-    return rows
+    """Test accuracy over the last five epochs of all tasks, on average."""
+    return mean(late(run, "test_accuracy").values())

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import correlation, mean, stdev
 
-from result_lines import RECORDS, arms_in, as_row, ends_of_tasks, head, runs_in
+from result_lines import RECORDS, arms_in, as_row, ends_of_tasks, head, late, runs_in
 
 from replastic.record import Run
 from replastic.report.curves import Moment, points_of
@@ -90,16 +90,8 @@ def _last_of_all(arms: Iterable[Iterable[Mapping[int, float]]]) -> int:
     return min(max(seed) for seeds in arms for seed in seeds)
 
 
-def late(run: Run, figure: str) -> dict[int, float]:
-    """Means over the last five epochs of each task that has come to its end; tasks are counted from 1."""
-    tasks: dict[int, list[float]] = {}
-    for row in run.rows:
-        tasks.setdefault(row["task"] + 1, []).append(row[figure])
-    return {task: mean(tasks[task][-5:]) for task in ends_of_tasks(run, figure)}
-
-
 def late_after_the_first(run: Run, figure: str) -> dict[int, float]:
-    """The same without the first task, which arms may share."""
+    """Means over the last five epochs of each task but the first, which arms may share."""
     return {task: value for task, value in late(run, figure).items() if task > 1}
 
 
@@ -163,17 +155,25 @@ def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:
     return dict(points_of(run, f"measures.{figure}", moment))
 
 
+def shares_and_ends(runs: Iterable[Run], figure: str) -> list[tuple[int, float, float]]:
+    """Of each task that has both: the ε-rank of the Hessian at its start, as a share, and a figure at its end."""
+    found = []
+    for run in runs:
+        ends = ends_of_tasks(run, figure)
+        shares = measured(run, "hessian_epsilon_mass", "start")
+        found += [(task, share, ends[task]) for task, share in shares.items() if task in ends]
+    return found
+
+
 def curvature_and_accuracy(arms: Mapping[str, Sequence[Run]], figure: str) -> list[str]:
     """How well the share of the Hessian's eigenvalues that are not small, at a task's start, tells its accuracy.
 
     Without first tasks, in which all arms begin with the same network; with them it is said, too.
     """
-    firsts, of_arms = [], dict[str, list[tuple[float, float]]]()
-    for arm, run in ((arm, run) for arm, runs in arms.items() for run in runs):
-        ends = ends_of_tasks(run, figure)
-        for task, share in measured(run, "hessian_epsilon_mass", "start").items():
-            if task in ends:
-                (firsts if task == 1 else of_arms.setdefault(arm, [])).append((share, ends[task]))
+    firsts, of_arms = list[tuple[float, float]](), dict[str, list[tuple[float, float]]]()
+    for arm, runs in arms.items():
+        for task, *pair in shares_and_ends(runs, figure):
+            (firsts if task == 1 else of_arms.setdefault(arm, [])).append((pair[0], pair[1]))
     pairs = [pair for several in of_arms.values() for pair in several]
     r, with_firsts = correlation(*zip(*pairs, strict=True)), correlation(*zip(*pairs, *firsts, strict=True))
     within = ", ".join(f"{arm} {correlation(*zip(*several, strict=True)):.2f}" for arm, several in of_arms.items())

@@ -5,15 +5,12 @@ python docs/results.py
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from result_differences import against, against_vanilla, differences
+from result_figures import FIGURES, figure
 from result_lines import (
-    ITERATIONS,
     RECORDS,
     Table,
     after_the_reset,
@@ -34,7 +31,6 @@ from result_lines import (
     renamed,
     settings,
     short,
-    times,
     train_accuracy,
 )
 from result_lines_over_tasks import (
@@ -50,13 +46,10 @@ from result_lines_over_tasks import (
     over_tasks,
     repeated,
 )
+from result_times import at_full_size, times
 
 from replastic.record import Run
-from replastic.report import best, gather
-from replastic.report.charts import chart
-from replastic.report.contents import chapter
-from replastic.report.curves import Moment
-from replastic.report.figures import draw
+from replastic.report import best
 from replastic.report.summary import summary_lines
 
 ROOT = Path(__file__).parent.parent
@@ -120,35 +113,6 @@ STRONG_L2 = "L2 at 1e-3"
 RELEASED = ("L2-ER", "CBP", "L2", "BP")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A figure over time, of arms of one record or several."""
-
-    records: Sequence[str]
-    moment: Moment
-    arms: Sequence[str] = ()  # none: all
-    figure: str | None = None  # None: the metric of the experiment
-    smooth: int = 0  # over so many points; 0: not
-
-
-FIGURES = {
-    "quick.png": Figure(["quick"], "end"),
-    "warm-start-cifar10.png": Figure(["fire-2a-cifar10"], "last"),
-    "warm-start-cifar100.png": Figure(["fire-2a-cifar100"], "last"),
-    "continual-cifar10.png": Figure(["fire-2b-cifar10"], "end"),
-    "classes-cifar100.png": Figure(["fire-2c-cifar100"], "epoch"),
-    "iterations-cifar10.png": Figure(["fire-5a-7-cifar10", "fire-2a-cifar10"], "last", ("base", "full reset", *ITERATIONS)),
-    "permuted-mnist.png": Figure(["permuted-mnist"], "end", figure="online_accuracy"),
-    "permuted-mnist-as-released.png": Figure(["permuted-mnist-as-released"], "end", figure="online_accuracy"),
-    "class-pairs-cifar100.png": Figure(["class-pairs-cifar100"], "end", smooth=21),
-    "incremental-cifar.png": Figure(["incremental-cifar"], "end"),
-    "swr-table-1-cifar10.png": Figure(["swr-table-1-cifar10"], "epoch"),
-    "swr-table-5-cifar100.png": Figure(["swr-table-5-cifar100"], "epoch"),
-    "swr-figure-5.png": Figure(["swr-figure-5"], "epoch", figure="measures.pq_balancedness"),
-    "alarm.png": Figure(["watch-random-labels-mnist"], "end"),
-}
-
-
 @cache
 def blocks() -> dict[str, list[str]]:
     """What stands between markers, line by line."""
@@ -160,13 +124,17 @@ def of_fire() -> dict[str, list[str]]:
     of_classes = arms_in("fire-2c-cifar100", stopped=True)
     continual, tasks, others = "fire-2b-cifar10", (1, 2, 4, 6, 8), ("base", "full reset", "S&P", "DASH", "Parseval")
     shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
+    warm, quick_or_slow = arms_in("fire-2a-cifar10"), ("full reset", "FIRE", "DASH", "Parseval", "L2 Init", "S&P", "base")
+    warm_started = {arm: warm[arm] for arm in quick_or_slow}
     blocks = {
         "warm-start-tested": against(
             ends(TABLES["warm-start-cifar10"]), "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base"), 3
         ),
         "warm-start-short": short(TABLES["warm-start-cifar10"]),
+        "warm-start-epochs": at_epochs(warm_started, "test_accuracy", (10, 20, 30, 60, 100), 3),
         "settings": settings("fire-2a-cifar10-settings"),
         "train-accuracy": train_accuracy("fire-2a-cifar10"),
+        "train-accuracy-cifar100": train_accuracy("fire-2a-cifar100"),
         "continual-cifar10": late_in_tasks(arms_in(continual), "test_accuracy", tasks),
         "continual-cifar10-ahead": ahead(
             arms_in(continual), "test_accuracy", [("FIRE", other) for other in others], late_after_the_first
@@ -328,7 +296,8 @@ def of_swr() -> dict[str, list[str]]:
 def of_all() -> dict[str, list[str]]:
     """What is of no paper's page."""
     return {
-        "times": times(folder.name for folder in sorted(RECORDS.iterdir()) if folder.is_dir()),
+        "times": times(),
+        "at-full-size": at_full_size(),
         "quick": ["```text", *summary_lines(RECORDS / "quick")[0], "```"],
     }
 
@@ -341,21 +310,6 @@ def rendered(text: str) -> str:
         if found:
             text = f"{before}{start}" + "\n".join(block) + f"\n{end}{after.partition(end)[2]}"
     return text
-
-
-def figure(name: str) -> bytes:
-    """One picture, as the report draws it."""
-    wanted = FIGURES[name]
-    studies = [gather([RECORDS / one])[0][0] for one in wanted.records]
-    found = [(arm, runs) for study in studies for arm, runs in study.arms.items() if not wanted.arms or arm in wanted.arms]
-    arms = dict(found)
-    assert len(arms) == len(found), f"{name}: two records have an arm of the same name"
-    study = replace(studies[0], arms=arms)
-    shown = chart(study, wanted.figure or study.metric, wanted.moment, "Accuracy", "mean", smooth=wanted.smooth)
-    assert shown is not None
-    with tempfile.TemporaryDirectory() as folder:
-        paths = draw(shown, chapter(study).arms, Path(folder))
-        return next(path for path in paths if path.suffix == ".png").read_bytes()
 
 
 if __name__ == "__main__":

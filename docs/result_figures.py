@@ -1,0 +1,116 @@
+"""The pictures of the pages of results, drawn from committed records as a report draws them."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from result_lines import ITERATIONS, RECORDS
+from result_lines_over_tasks import shares_and_ends
+
+from replastic.report import Study, gather
+from replastic.report.charts import chart
+from replastic.report.contents import chapter
+from replastic.report.curves import Moment
+from replastic.report.figures import draw
+from replastic.report.items import Chart, Line
+from replastic.report.spectra import spectra
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """A figure over tasks or epochs, of arms of one record or several."""
+
+    records: Sequence[str]
+    moment: Moment
+    arms: Sequence[str] = ()  # none: all
+    figure: str | None = None  # None: the metric of the experiment
+    smooth: int = 0  # over so many points; 0: not
+
+    def chart(self, study: Study) -> Chart | None:
+        return chart(study, self.figure or study.metric, self.moment, "Accuracy", "mean", smooth=self.smooth)
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """The Hessian's eigenvalues at the start of some tasks, which are counted from 1."""
+
+    records: Sequence[str]
+    tasks: Sequence[int]
+    arms: Sequence[str] = ()
+
+    def chart(self, study: Study) -> Chart:
+        wanted = {(task - 1, 0) for task in self.tasks}
+        arms = {
+            arm: {
+                seed: replace(run, rows=[row for row in run.rows if (row["task"], row["epoch"]) in wanted])
+                for seed, run in runs.items()
+            }
+            for arm, runs in study.arms.items()
+        }
+        return next(one for one in spectra(replace(study, arms=arms)) if one.name == "hessian-spectrum")
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """The share of the Hessian's eigenvalues that are not small at a task's start, and what comes of the task."""
+
+    records: Sequence[str]
+    figure: str
+    arms: Sequence[str] = ()
+
+    def chart(self, study: Study) -> Chart:
+        lines = []
+        for arm, runs in study.arms.items():
+            _, shares, ends = zip(*shares_and_ends(runs.values(), self.figure), strict=True)
+            lines.append(Line(arm, _apart(shares), _apart(ends), arm=arm))
+        return Chart(
+            "scatter", f"{self.figure} of a task and the Hessian at its start", "", "", "ε-rank, share", self.figure, lines,
+            x_log=True,
+        )  # fmt: skip
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """With gaps between them: what stands alone in a line is drawn as a dot."""
+    return [one for value in values for one in (value, math.nan)]
+
+
+RELEASED = ["permuted-mnist-as-released"]
+FIGURES: dict[str, OverTime | Spectra | Scatter] = {
+    "quick.png": OverTime(["quick"], "end"),
+    "warm-start-cifar10.png": OverTime(["fire-2a-cifar10"], "last"),
+    "warm-start-cifar100.png": OverTime(["fire-2a-cifar100"], "last"),
+    "continual-cifar10.png": OverTime(["fire-2b-cifar10"], "end"),
+    "classes-cifar100.png": OverTime(["fire-2c-cifar100"], "epoch"),
+    "iterations-cifar10.png": OverTime(
+        ["fire-5a-7-cifar10", "fire-2a-cifar10"], "last", ("base", "full reset", *ITERATIONS)
+    ),
+    "permuted-mnist.png": OverTime(["permuted-mnist"], "end", figure="online_accuracy"),
+    "permuted-mnist-as-released.png": OverTime(RELEASED, "end", figure="online_accuracy"),
+    "permuted-mnist-as-released-spectra.png": Spectra(RELEASED, (1, 11, 91)),
+    "permuted-mnist-as-released-epsilon-rank.png": Scatter(RELEASED, "online_accuracy"),
+    "class-pairs-cifar100.png": OverTime(["class-pairs-cifar100"], "end", smooth=21),
+    "incremental-cifar.png": OverTime(["incremental-cifar"], "end"),
+    "swr-table-1-cifar10.png": OverTime(["swr-table-1-cifar10"], "epoch"),
+    "swr-table-5-cifar100.png": OverTime(["swr-table-5-cifar100"], "epoch"),
+    "swr-figure-5.png": OverTime(["swr-figure-5"], "epoch", figure="measures.pq_balancedness"),
+    "alarm.png": OverTime(["watch-random-labels-mnist"], "end"),
+}
+
+
+def figure(name: str) -> bytes:
+    """One picture, as the report draws it."""
+    wanted = FIGURES[name]
+    studies = [gather([RECORDS / one])[0][0] for one in wanted.records]
+    found = [(arm, runs) for study in studies for arm, runs in study.arms.items() if not wanted.arms or arm in wanted.arms]
+    arms = dict(found)
+    assert len(arms) == len(found), f"{name}: two records have an arm of the same name"
+    study = replace(studies[0], arms=arms)
+    shown = wanted.chart(study)
+    assert shown is not None
+    with tempfile.TemporaryDirectory() as folder:
+        paths = draw(shown, chapter(study).arms, Path(folder))
+        return next(path for path in paths if path.suffix == ".png").read_bytes()
