@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from .methods import fire_
 from .methods.fire import LayerReport
 from .states import built_like, reinitialised, seeded
 from .units import Example
-from .units.groups import said
+from .units.flow import OUTPUT
 from .weights import Where
 
 _SHARE = 0.25  # of a layer's units that may be lost, more than in a new network
@@ -247,12 +247,19 @@ def _not_looked_at(probe: Probe) -> list[str]:
         left_out = probe.units.left_out
     except NotMeasurable:
         return []  # and that has left a note of its own
-    hidden = {name: reason for name, reason in left_out.items() if not reason.startswith("is an output of the model")}
-    if not hidden:
+    layers: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        if reason != OUTPUT:
+            layers.setdefault(reason, []).append(name)
+    if not layers:
         return []
-    name, reason = next(iter(hidden.items()))
-    listed = ", ".join([*hidden][:3]) + (f" and {len(hidden) - 3} more" if len(hidden) > 3 else "")
-    return [f"dead units were not looked for in {listed}: {said(name, reason, ' ')}"]
+    told = [f"{_some(names)}: {reason}" for reason, names in [*layers.items()][:3]]
+    more = sum(len(names) for names in [*layers.values()][3:])
+    return [f"dead units were not looked for in {'; '.join(told)}" + (f"; and in {more} more layers" if more else "")]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _layer(name: str) -> str:

@@ -282,10 +282,41 @@ def test_it_is_said_where_dead_units_were_not_looked_for() -> None:
         return nn.Sequential(normed, nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10))
 
     (note,) = [note for note in rp.diagnose(build(), INPUTS, build=build).notes if "dead units" in note]
-    assert note.startswith("dead units were not looked for in 0: 0 is parametrised (weight_norm")
+    assert note.startswith("dead units were not looked for in 0: is parametrised (weight_norm")
     stream = ZOO["resnet"].build()
     (note,) = [note for note in rp.diagnose(stream, ZOO["resnet"].batch(0)[0]).notes if "dead units" in note]
     assert "residual stream" in note
+
+
+class Sorts(nn.Module):
+    """Code that branches on data, so that its parts are traced alone, if asked for; and a tied head."""
+
+    def __init__(self, *, branches: bool) -> None:
+        super().__init__()
+        self.branches = branches
+        self.part = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(16, 64))
+        self.head = nn.Linear(64, 16, bias=False)
+        self.table = nn.Embedding(16, 64)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.part(x)
+        if self.branches and hidden.sum() > -1:
+            hidden = hidden.sort(-1)[0]
+        return self.head(self.normed(hidden).relu())
+
+
+def test_each_layer_that_was_not_looked_at_has_its_own_reason() -> None:
+    """And the output is none of them, whatever else is the matter with it."""
+    (note,) = [note for note in rp.diagnose(Sorts(branches=True), INPUTS).notes if "dead units" in note]
+    assert "part.2: leaves a part of the model that was traced alone" in note
+    assert "head" not in note
+    (note,) = [note for note in rp.diagnose(Sorts(branches=False), INPUTS).notes if "dead units" in note]
+    assert "part.2: is read by normed, which is parametrised" in note
+    assert "normed: is parametrised" in note
+    assert "part.0" not in note
+    assert "head" not in note.replace("is read by head", "")
 
 
 def test_nothing_is_said_where_all_were_looked_for(trained: nn.Sequential) -> None:

@@ -104,6 +104,9 @@ _CHANNEL_NORMS = (batchnorm._NormBase, nn.GroupNorm, nn.PReLU)  # PReLU: its slo
 _FEATURE_NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
+OUTPUT = "is an output of the model"
+
+
 class _Walk:
     """One graph, node by node."""
 
@@ -122,7 +125,7 @@ class _Walk:
             elif node.op in ("call_function", "call_method"):
                 answer = self.function(node)
             elif node.op == "output":
-                self.escape(node, "is an output of the model, or of a part of it that was traced alone")
+                self.escape(node, "leaves a part of the model that was traced alone" if self.prefix else OUTPUT)
             if isinstance(answer, str):
                 self.escape(node, f"goes through {answer}, which is not followed")
                 answer = None
@@ -198,9 +201,9 @@ class _Walk:
         if getattr(layer, "bias", None) is not None:
             self.enter("maker", name, "bias", whole, 1, labels)
         if problem := self.unusable(layer):
-            self.flows.escaped += [
-                (touched[touched >= 0], f"{name} {problem}") for touched in (labels, read) if touched is not None
-            ]
+            self.flows.escaped.append((labels[labels >= 0], problem))
+            if read is not None:
+                self.flows.escaped.append((read[read >= 0], f"is read by {name}, which {problem}"))
         if table.positions is None:
             return Flow(labels, -1, flow.ndim if flow else None)
         return Flow(labels, 1, table.positions + 2)
@@ -258,7 +261,7 @@ class _Walk:
         for attribute in tensors:
             self.enter("norm", name, attribute, whole, 1, labels)
         if problem := self.unusable(layer):
-            self.flows.escaped.append((flow.labels[flow.labels >= 0], f"{name} {problem}"))
+            self.flows.escaped.append((flow.labels[flow.labels >= 0], f"goes through {name}, which {problem}"))
         return flow if size is None else replace(flow, labels=labels, stretch="")
 
     def function(self, node: fx.Node) -> Answer | None:

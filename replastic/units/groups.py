@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .flow import Flows, follow
+from .flow import OUTPUT, Flows, follow
 from .kinds import affine
 from .tape import Example
 from .trace import Trace, trace
@@ -80,7 +80,7 @@ class Units:
 
     def __repr__(self) -> str:
         lines = [repr(group) for group in self.groups]
-        lines += [f"no units: {said(name, reason, ': ')}" for name, reason in self.left_out.items()]
+        lines += [f"no units: {name}: {reason}" for name, reason in self.left_out.items()]
         lines += [f"not traced: {name or 'the model'}: {problem}" for name, problem in self.not_seen.items()]
         return "\n".join(lines)
 
@@ -100,7 +100,7 @@ def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool
     >>> find_units(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 2)))
     8 units: 0 -> 3
     5 units: 3 -> 5
-    no units: 5: is an output of the model, or of a part of it that was traced alone
+    no units: 5: is an output of the model
     """
     traced = trace(model, example)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -108,7 +108,7 @@ def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool
         groups, left_out = _grouped(traced, device, frozen)
     found = Units(tuple(groups), left_out, traced.not_seen)
     if not groups:
-        reasons = [said(name or "the model", reason, " ") for name, reason in left_out.items()]
+        reasons = [f"{name or 'the model'} {reason}" for name, reason in left_out.items()]
         reasons += [f"{name or 'the model'} cannot be traced ({problem})" for name, problem in traced.not_seen.items()]
         listed = "; ".join(reasons[:4]) or "it has no linear or convolutional layer but its output"
         hint = ""
@@ -118,18 +118,13 @@ def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool
     return found
 
 
-def said(name: str, reason: str, between: str) -> str:
-    """A layer, and why it makes no units; the reason may begin with a name, that of this layer or of another."""
-    return reason if reason.startswith(f"{name} ") else f"{name}{between}{reason}"
-
-
 def _grouped(trace: Trace, device: torch.device, frozen: bool) -> tuple[list[UnitGroup], dict[str, str]]:
     flows = follow(trace, frozen)
     root = _roots(flows)
     reasons: dict[int, str] = {}
     for labels, reason in flows.escaped:
         for label in root[labels].unique().tolist():
-            reasons.setdefault(label, reason)
+            reasons[label] = reason if reason == OUTPUT else reasons.get(label, reason)  # what else is wrong there is no loss
     rooted = [torch.where(entry.labels >= 0, root[entry.labels.clamp_min(0)], -1) for entry in flows.entries]
     owner = torch.full((flows.count,), -1, dtype=torch.long)  # which group a root label is in: the entry that makes it first
     entries: dict[int, list[int]] = {}
