@@ -66,8 +66,13 @@ def processes_of(model: nn.Module) -> int:
 
 def check_unwrapped(model: nn.Module, who: str) -> None:
     """Raise for a model inside a wrapper that trains copies of it, for a method that cannot do with one."""
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ValueError(f"{who}, needs the model itself: give the learner model.module, and call the wrapper in your loop")
+    if isinstance(model, nn.DataParallel):
+        raise ValueError(f"{who} needs the model itself: give the learner model.module, and call the wrapper in your loop")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            f"{who} cannot do so inside DistributedDataParallel, which knows only the parameters that it was made with: "
+            "train without it, or give the learner model.module and wrap that anew after each boundary"
+        )
 
 
 def check_functions(loss: object, build: object) -> None:
@@ -117,10 +122,10 @@ def check_precise(weights: Iterable[tuple[str, Tensor]], but: str) -> None:
             )
 
 
-def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimizers: bool, modules: bool) -> None:
+def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimizers: bool, names: bool) -> None:
     """Raise unless a learner whose state is `mine` can go on from `saved`.
 
-    optimizers, modules: whether they must fit as they are; methods may bring others.
+    optimizers: whether they must fit as they are; a method may bring another. names: the same of those of tensors.
     """
     missing = [key for key in mine if key not in saved]
     if missing:
@@ -146,7 +151,7 @@ def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimiz
                 f"the checkpoint is of another model: {name} is {tuple(stored.shape)} there and {tuple(tensor.shape)} here"
             )
     odd = [name for name in [*here, *there] if (name in here) != (name in there)]
-    if modules and odd:
+    if names and odd:
         where = "here and not there" if odd[0] in here else "there and not here"
         raise ValueError(f"the checkpoint is of another model: {odd[0]} is {where}. Make the model that it was taken of")
     if optimizers:
@@ -173,6 +178,12 @@ def _check_optimizers(saved: list[dict[str, Any]], mine: list[dict[str, Any]]) -
             )
 
 
+def check_own_steps(optimizer: Optimizer) -> None:
+    """Raise for an optimiser whose steps need more than gradients."""
+    if any(isinstance(one, torch.optim.LBFGS) for one in several(optimizer)):
+        raise TypeError("LBFGS wants a closure and takes several losses a step: train with another, as torch.optim.Adam")
+
+
 def several(optimizer: Optimizer) -> list[Optimizer]:
     """The optimisers that look like this one."""
     return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
@@ -183,6 +194,15 @@ def refuse_step(optimizer: Optimizer, *arguments: object) -> None:
     raise RuntimeError(
         f"a method has put another optimiser in the place of this {type(optimizer).__name__}: call learner.optimizer.step()"
         " and learner.optimizer.zero_grad(), and make schedulers of learner.optimizer"
+    )
+
+
+def loads_by_name(model: nn.Module) -> bool:
+    """Whether its tensors are loaded by the names that it has now, and not by code of its own that may know others."""
+    return not any(
+        module._load_state_dict_pre_hooks
+        or not getattr(type(module)._load_from_state_dict, "__module__", "").startswith("torch.")
+        for module in model.modules()
     )
 
 

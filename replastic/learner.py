@@ -13,15 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .forgotten import Forgotten
 from .guards import (
     check_acts,
     check_functions,
     check_holds,
     check_loadable,
+    check_own_steps,
     check_placed,
     check_processes,
     check_task,
     flat_list,
+    loads_by_name,
     place_of,
     processes_of,
     refuse_step,
@@ -35,7 +38,6 @@ from .states import built_like, first_weights, memory, moved, named_tensors, pla
 from .task import Batch, Task, outputs_of
 from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
 
-_SILENT = 10  # steps without a call of after_step, which is then thought to have been forgotten
 _TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
 
 
@@ -76,7 +78,7 @@ class Learner:
             raise TypeError(f"Learner needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
         check_functions(loss, build)
         self.model, self.build, self.example, self.seed = model, build, example, seed
-        self._begun, self._silent_steps = False, 0
+        self._begun, self._forgotten = False, Forgotten()
         self.optimizer = as_one(optimizer)
         check_holds(model, self.optimizer)
         self.methods = flat_list(methods)
@@ -89,6 +91,7 @@ class Learner:
         self.task: Task | None = None
         self.task_number = 0
         self.steps = 0
+        self._can_draw = False  # a new model, as far as it was tried
         self.taps: Tap | None = None
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which the model is called
         self._loss = loss
@@ -109,8 +112,7 @@ class Learner:
 
         clip: the largest norm of the gradient of loss and penalties together.
         """
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise TypeError("LBFGS wants a closure and takes several losses a step: train with another, as torch.optim.Adam")
+        check_own_steps(self.optimizer)
         batch = self.batch = Batch(inputs, targets)
         loss = self.loss(batch)
         self.optimizer.zero_grad()
@@ -133,16 +135,19 @@ class Learner:
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
         replaced = getattr(self, "_optimizer", None)
+        if replaced is optimizer:
+            return
         self._optimizer = optimizer
-        for stepped in several(optimizer):
-            stepped.register_step_post_hook(self._saw_a_step)
+        for hook in getattr(self, "_hooks", ()):
+            hook.remove()
+        self._hooks = [stepped.register_step_post_hook(self._saw_a_step) for stepped in several(optimizer)]
         gone = several(replaced) if replaced is not None else []
         for old in (old for old in gone if all(old is not kept for kept in several(optimizer))):
             old.register_step_pre_hook(refuse_step)
 
-    def _saw_a_step(self, *arguments: object) -> None:
+    def _saw_a_step(self, optimizer: Optimizer, *arguments: object) -> None:
         self._begun = True  # what comes next is a boundary, also in a loop that never said begin() before
-        self._silent_steps += 1
+        self._forgotten.steps += optimizer is several(self._optimizer)[0]  # those that look like one step together
 
     def begin(self, task: Task | None = None) -> None:
         """Say that the next steps are of `task`. This is a boundary, at which methods act, unless nothing came before it:
@@ -151,7 +156,9 @@ class Learner:
         check_task(task, self.methods)
         if trains_of(self.model) != self._trains:  # between tasks people freeze layers
             self._find_anew()
-        self._check_heard()
+        if self.steps:  # also those of captured graphs, which call methods by themselves
+            self._forgotten.told.add("after_step")
+        self._forgotten.check(self.acting)
         before = self.task, self.task_number
         self.task = task
         if self._begun:
@@ -165,20 +172,10 @@ class Learner:
                 raise
         self._begun = True
 
-    def _check_heard(self) -> None:
-        """Warn if the optimiser has stepped many times and the methods that act after a step were never told."""
-        acting = self.acting("after_step")
-        if self._silent_steps >= _SILENT and self.steps == 0 and acting:
-            names = ", ".join(type(method).__name__ for method in acting)
-            warnings.warn(
-                f"the optimiser has made {self._silent_steps} steps, and learner.after_step() was never called, so that "
-                f"{names} did nothing: call it after each of them, or train with learner.step(inputs, targets)",
-                stacklevel=3,
-            )
-
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
         """What the methods add to the loss; `batch` is what the step is to learn from, for methods that look at it."""
         self._see(batch)
+        self._forgotten.told.add("penalty")
         return sum((method.penalty(self) for method in self.acting("penalty")), start=0.0)
 
     def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
@@ -277,7 +274,9 @@ class Learner:
 
     def check_fresh(self) -> None:
         """Raise if no newly initialised model can be made; for methods whose first one is due after a whole task."""
-        self._drawn(self.seed ^ _TEMPLATE_SEED)
+        if not self._can_draw:
+            self._drawn(self.seed ^ _TEMPLATE_SEED)
+            self._can_draw = True
 
     def draw(self, make: Callable[[], nn.Module]) -> nn.Module:
         """What `make` makes, with the learner's randomness in place of torch's own; no other random state changes."""
@@ -302,7 +301,7 @@ class Learner:
             drawn = built_like(model, build) if build is not None else reinitialised(model)
         return drawn.train(model.training)
 
-    def forget(self, parameters: Iterable[nn.Parameter]) -> None:
+    def forget(self, parameters: Iterable[Tensor]) -> None:
         """Clear what the optimiser remembers of whole parameters: of all of them or, if one cannot be cleared, of none.
 
         Call it before weights are written: what can go wrong goes wrong here.
@@ -361,9 +360,13 @@ class Learner:
 
         task: the one that was going on; it holds functions, which a checkpoint does not carry.
         """
-        # A method that is yet to start may bring an optimiser of its own.
-        own_modules = not any(method.overrides("rebuild") for method in self.methods)
-        check_loadable(saved, self.state_dict(), optimizers=len(self._started) == len(self.methods), modules=own_modules)
+        yet_to_start = [method for method in self.methods if not any(method is started for started in self._started)]
+        check_loadable(
+            saved,
+            self.state_dict(),
+            optimizers=not any("optimizer" in method.replaces for method in yet_to_start),
+            names=loads_by_name(original(self.model)) and not any("modules" in method.replaces for method in self.methods),
+        )
         self.task, self.task_number, self._begun = task, saved["task_number"], saved["begun"]
         self.seed, self.steps = saved["seed"], saved["steps"]
         self.__dict__.pop("template", None)  # it comes from the seed

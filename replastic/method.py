@@ -25,6 +25,7 @@ class Method:
     taken: whether a learner has it; what a method remembers is of one run.
     capturable: `after_step` and `penalty` may be part of a captured CUDA graph: fixed shapes, no branch on data.
     needs_task: `at_boundary` cannot do without the task.
+    replaces: what it puts another in the place of, "modules" of the model or the "optimizer".
     tree_may_change: it goes on rightly when another method changes the model's modules, as Plasticity Injection does.
     needs_first: it may ask for the run's first weights. Where no method does, a loop need not keep a copy of the model.
     books: names of settings by which `state` is kept, so that a run cannot go on with others.
@@ -36,6 +37,7 @@ class Method:
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     taken: bool = field(default=False, init=False, repr=False, compare=False)
     capturable: ClassVar[bool] = False
+    replaces: ClassVar[tuple[str, ...]] = ()
     tree_may_change: ClassVar[bool] = False
     needs_task: ClassVar[bool] = False
     needs_first: ClassVar[bool] = True

@@ -23,7 +23,7 @@ def reinitialised(model: nn.Module) -> nn.Module:
     """A copy of `model` with every parameter drawn anew by the layer that holds it; raises if one is not."""
     fresh = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in filter(Tensor.is_floating_point, fresh.parameters()):
+        for parameter in (one for one in fresh.parameters() if one.is_floating_point() or one.is_complex()):
             parameter.fill_(torch.nan)  # what is still NaN in the end was not initialised by anything
         fresh.apply(_reset_parameters)  # children first, as when it was built: attention sets biases of layers inside it
         _apply_own_laws(fresh, None)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .guards import check_own_steps
 from .learner import Learner
 from .task import Batch, Task, outputs_of
 from .training import Training
@@ -40,6 +41,7 @@ class EagerSteps:
     path: str = "eager"  # how steps are run, for the record
 
     def __init__(self, learner: Learner, training: Training) -> None:
+        check_own_steps(learner.optimizer)
         self.learner, self.training = learner, training
         learner.precision = lambda: training.autocast(learner.device)
         self.totals = Totals(learner.device)

@@ -117,7 +117,7 @@ def wants_row(number: int, epoch: int, task: Task, training: Training, measuring
 def begin_task(learner: Learner, task: Task, training: Training) -> None:
     """Step over the boundary to a task."""
     if training.renew_optimizer:
-        learner.forget(learner.parameters.values())  # keeps its tensors, and with them captured graphs
+        learner.forget(learner.trained())  # keeps its tensors, and with them captured graphs
     with training.arithmetic(learner.device):
         learner.begin(task)
 

@@ -178,10 +178,20 @@ def test_without_room_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.Monke
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**40, 2**40 - 100, 100))
     out = None if in_place else tmp_path / "new" / "folder" / f"out{path.suffix}"
-    with pytest.raises(OSError, match="has 100 left"):
-        fire(path, out, in_place=in_place)
+    for dry_run in (True, False):
+        with pytest.raises(OSError, match="has 100 left"):
+            fire(path, out, in_place=in_place, dry_run=dry_run)
     assert contents(tmp_path) == before
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_file_on_the_way_is_named(tmp_path: Path, dry_run: bool) -> None:
+    path = one_file(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(OSError, match=r"a\.pt is no folder: give another place"):
+        fire(path, path / "folder" / "b.pt", dry_run=dry_run)
+    assert contents(tmp_path) == before
 
 
 def test_folders_on_the_way_are_made(tmp_path: Path) -> None:

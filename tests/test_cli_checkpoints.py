@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import replastic as rp
-from replastic.cli import main
+from replastic.cli import checkpoints, main
 from replastic.linalg.effective_rank import effective_rank
 
 
@@ -61,6 +63,23 @@ def test_a_dry_run_writes_nothing_and_lists_the_plan(saved: Path, capsys: pytest
     assert "would change 1 weight," in said
     assert re.search(r"^0 +linear +1 x 8x6 +1\.15$", said, re.MULTILINE)
     assert sorted(saved.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", [["fire", "--dry-run"], ["inspect"]])
+def test_progress_is_told_while_a_checkpoint_is_looked_through(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def progress(*, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+        yield lambda done, of, name: None if quiet else told.append(name)
+
+    monkeypatch.setattr(checkpoints, "_progress", progress)
+    assert main([command[0], str(saved), *command[1:]]) == 0
+    assert [name for name in told if name.startswith("looking for NaN")] == [
+        f"looking for NaN in {name}" for name in load_file(saved)
+    ]
 
 
 def test_in_place_replaces_the_file_itself(saved: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from replastic.linalg.effective_rank import effective_rank, effective_rank_of_spectrum
+from replastic.linalg.effective_rank import decomposed_on, effective_rank, effective_rank_of_spectrum
 
 
 def by_svd(matrix: torch.Tensor) -> torch.Tensor:
@@ -51,6 +51,13 @@ def test_dead_features_have_a_finite_gradient() -> None:
     assert features.grad is not None
     assert features.grad.isfinite().all()
     assert features.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("rows", "where"), [(32, "cuda"), (33, "cpu"), (100, "cpu"), (128, "cpu"), (129, "cuda")])
+def test_matrices_of_middling_size_are_decomposed_by_the_cpu(rows: int, where: str) -> None:
+    assert decomposed_on(torch.device("cuda", 0), rows).type == where
+    for other in ("cpu", "meta"):
+        assert decomposed_on(torch.device(other), rows).type == other
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU has small matrices decomposed by the CPU")

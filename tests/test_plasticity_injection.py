@@ -1,4 +1,6 @@
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tests.zoo import ZOO, ActorCritic
 NATURE = ZOO["nature-cnn"]
 
 
-def started(method: PlasticityInjection, *, build: bool = True, optimizer=None) -> rp.Learner:
+def started(method: PlasticityInjection | list[PlasticityInjection], *, build: bool = True, optimizer=None) -> rp.Learner:
     torch.manual_seed(0)
     model = NATURE.build()
     optimizer = optimizer(model) if optimizer else torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -207,7 +209,66 @@ def test_what_is_frozen_stays_so(optimised: str) -> None:
         assert moved == [False, False, True, True]
 
 
+def test_a_frozen_head_is_refused_and_no_injection_counted() -> None:
+    learner = started(PlasticityInjection("head"))
+    learner.model.head.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"the head 'head' is frozen.*requires_grad_\(True\)"):
+        learner.begin()
+    learner.model.head.requires_grad_(True)
+    learner.begin()
+    assert isinstance(learner.model.head, Injected)
+
+
+def test_a_new_head_may_be_built_otherwise() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    inputs = torch.randn(7, 5)
+    before = model(inputs)
+    new = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
+    new[0].requires_grad_(False)
+    injected = inject_(model, "2", new)
+    assert torch.equal(model(inputs), before)
+    assert [parameter.requires_grad for parameter in injected.new.parameters()] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("heads", [("head", "head.2"), ("head.2", "head")])
+def test_a_head_within_another_is_refused(heads: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"of 'head\.2' and of 'head', which holds it"):
+        started([PlasticityInjection(name) for name in heads])
+
+
+@pytest.mark.parametrize("times", [0, True, 1.5])
+def test_times_are_counted(times: Any) -> None:
+    with pytest.raises(ValueError, match="times must be a whole number, 1 or more"):
+        PlasticityInjection(times=times)
+
+
 def test_a_wrapper_is_refused() -> None:
     model = nn.DataParallel(NATURE.build())
     with pytest.raises(ValueError, match=r"PlasticityInjection.*needs the model itself: give the learner model\.module"):
         rp.Learner(model, torch.optim.Adam(model.parameters()), methods=PlasticityInjection())
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo, to wrap a model in DDP")
+def test_ddp_is_refused_and_what_is_said_instead_works(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(NATURE.build())
+        optimizer = torch.optim.Adam(wrapped.parameters())
+        with pytest.raises(ValueError, match=r"model\.module and wrap that anew after each boundary"):
+            rp.Learner(wrapped, optimizer, methods=PlasticityInjection("head"))
+        model = wrapped.module
+        learner = rp.Learner(model, optimizer, methods=PlasticityInjection("head"))
+        inputs, targets = NATURE.batch(0)
+        for _ in range(2):
+            learner.begin()
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            for _ in range(2):
+                learner.optimizer.zero_grad()
+                F.cross_entropy(wrapped(inputs), targets).backward()
+                learner.optimizer.step()
+                learner.after_step()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert isinstance(model.head, Injected)
+    assert not torch.equal(next(model.head.new.parameters()), next(model.head.copy.parameters()))

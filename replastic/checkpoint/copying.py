@@ -17,6 +17,8 @@ def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool,
     path = checkpoint.path
     if out is not None and in_place:
         raise ValueError(f"out={str(out)!r} and in_place: give one of them")
+    if in_place:
+        _check_room(checkpoint, checkpoint.files[0])
     if in_place or (dry_run and out is None):
         return None if dry_run else path
     if out is None:
@@ -30,6 +32,7 @@ def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool,
         raise ValueError(f"{target}: the format stays that of {path.name}: end it in {path.suffix or 'nothing'}")
     if checkpoint.folder and target.suffix in (".json", *(file.suffix for file in checkpoint.files)):
         raise ValueError(f"{target} looks like a file, and {path.name} is written as a folder: give {suggested(path)}")
+    _check_room(checkpoint, target)
     return None if dry_run else target
 
 
@@ -44,7 +47,6 @@ def suggested(path: Path) -> Path:
 @contextmanager
 def copies_of(checkpoint: Checkpoint, target: Path, *, in_place: bool) -> Iterator[dict[Path, Path]]:
     """Copies of the checkpoint's files, to be changed; they come to their place at the end, unless something goes wrong."""
-    _check_room(checkpoint, target)
     whole = part_of(target) if checkpoint.folder and not in_place else None
     if in_place:
         parts = {source: part_of(source) for source in checkpoint.files}
@@ -88,8 +90,12 @@ def _appear(part: Path, target: Path) -> None:
 
 
 def _check_room(checkpoint: Checkpoint, target: Path) -> None:
+    """Raise if a copy of the checkpoint cannot be written there."""
     needed = sum(file.stat().st_size for file in (*checkpoint.files, *checkpoint.along))
-    around = next(folder for folder in (target, *target.parents) if folder.is_dir())
+    around = next(folder for folder in target.absolute().parents if os.path.lexists(folder))
+    if not around.is_dir() or not os.access(around, os.W_OK):
+        why = "may not be written to" if around.is_dir() else "is no folder"
+        raise OSError(f"{target} cannot be made: {around} {why}: give another place")
     free = shutil.disk_usage(around).free
     if needed > free:
         raise OSError(f"{target} takes {needed:,} bytes, and {around} has {free:,} left: make room, or give another place")

@@ -40,12 +40,13 @@ def effective_rank_of_spectrum(values: Tensor) -> Tensor:
 
 
 def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(gram.to(decomposed_on(gram.device, gram.shape[-1])))
+    return values.to(gram.device), vectors.to(gram.device)
+
+
+def decomposed_on(device: torch.device, rows: int) -> torch.device:
     """Up to 32 rows a GPU decomposes all matrices at once; beyond, one after the other, each behind what else it does."""
-    if gram.is_cuda and gram.shape[-1] in ON_CPU:
-        values, vectors = torch.linalg.eigh(gram.cpu())
-        return values.to(gram.device), vectors.to(gram.device)
-    values, vectors = torch.linalg.eigh(gram)
-    return values, vectors
+    return torch.device("cpu") if device.type == "cuda" and rows in ON_CPU else device
 
 
 class _SingularValues(torch.autograd.Function):

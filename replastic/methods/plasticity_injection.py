@@ -15,13 +15,14 @@ Departures from released code, each for a reason:
       dropout in it is drawn three times).
 
 After a boundary the module tree is another: make a target network anew with copy.deepcopy(model), and lists of parameters
-that were kept, for clipping say, too.
+that were kept, for clipping say, too; and DistributedDataParallel, which knows only the parameters that it was made with.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -42,9 +43,6 @@ class Injected(nn.Module):
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
         super().__init__()
-        learning = old.new if isinstance(old, Injected) else old
-        for parameter, before in zip(new.parameters(), learning.parameters(), strict=True):
-            parameter.requires_grad_(before.requires_grad)
         self.old = _frozen(old)
         self.copy = _frozen(copy.deepcopy(new))
         self.new = new
@@ -80,7 +78,7 @@ def default_head(model: nn.Module) -> str:
 
 @torch.no_grad()
 def inject_(model: nn.Module, head: str, new: nn.Module) -> Injected:
-    """Put `Injected(old head, new)` in the place of the module called `head`."""
+    """Put `Injected(old head, new)` in the place of the module called `head`. What of `new` is frozen stays so."""
     parent, _, name = head.rpartition(".")
     holder = model.get_submodule(parent)
     injected = Injected(getattr(holder, name), new).train(getattr(holder, name).training)
@@ -96,17 +94,18 @@ class PlasticityInjection(Method):
     to: Literal["fresh", "initial"] = "fresh"  # what the new head starts from
     times: int | None = 1  # at most so many injections in a run; None: at every boundary
     tree_may_change: ClassVar[bool] = True  # by another injection, of another head
+    replaces: ClassVar[tuple[str, ...]] = ("modules",)
     one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("to", self.to in ("fresh", "initial"), '"fresh" or "initial"')
-        whole = self.times is None or (isinstance(self.times, int) and self.times >= 1)
+        whole = self.times is None or (isinstance(self.times, Integral) and self.times is not True and self.times >= 1)
         self.require("times", whole, "a whole number, 1 or more, or None for every boundary")
 
     def start(self, learner: Learner) -> None:
         model = original(learner.model)
-        check_unwrapped(model, "PlasticityInjection, which changes its modules")
+        check_unwrapped(model, "PlasticityInjection, which changes its modules,")
         self._head = self.head if self.head is not None else default_head(model)
         if self._head not in dict(model.named_modules()) or not self._head:
             names = ", ".join(name for name, _ in model.named_children())
@@ -115,6 +114,10 @@ class PlasticityInjection(Method):
             raise ValueError(
                 f"PlasticityInjection(head={self._head!r}): that is a list of modules, name the one in it that is meant"
             )
+        for other in (m for m in learner.methods if isinstance(m, PlasticityInjection) and m is not self):
+            inner, outer = sorted((self._head, getattr(other, "_head", self._head)), key=len, reverse=True)
+            if inner.startswith(f"{outer}."):
+                raise ValueError(f"PlasticityInjection of {inner!r} and of {outer!r}, which holds it: leave one out")
         lost = [type(m).__name__ for m in learner.methods if m is not self and not m.tree_may_change]
         if lost:
             raise ValueError(
@@ -132,6 +135,11 @@ class PlasticityInjection(Method):
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         if self.times is None or self.state["injections"] < self.times:
+            if not any(parameter.requires_grad for parameter in self._learning(learner).values()):
+                raise ValueError(
+                    f"the head {self._head!r} is frozen, and so would be the one to be injected: call requires_grad_(True) "
+                    "on it before the boundary, or leave PlasticityInjection out"
+                )
             self._inject(learner, self._new_head(learner))
             self.state["injections"] += 1
 
@@ -152,9 +160,13 @@ class PlasticityInjection(Method):
             new.load_state_dict(drawn.state_dict())
         return new
 
-    def _inject(self, learner: Learner, new: nn.Module) -> None:
+    def _learning(self, learner: Learner) -> dict[str, nn.Parameter]:
+        """Parameters of the head, or of the new part of one that was injected before."""
         head = original(learner.model).get_submodule(self._head)
-        learning = dict((head.new if isinstance(head, Injected) else head).named_parameters())
+        return dict((head.new if isinstance(head, Injected) else head).named_parameters())
+
+    def _inject(self, learner: Learner, new: nn.Module) -> None:
+        learning = self._learning(learner)
         held = {name for name, parameter in learning.items() if holds(learner.optimizer, parameter)}
         unknown = [name for name, parameter in learning.items() if parameter.requires_grad and name not in held]
         if unknown:
@@ -162,6 +174,8 @@ class PlasticityInjection(Method):
                 f"the optimiser does not hold {unknown[0]!r} of {self._head!r}, the head to be injected: make it of "
                 "model.parameters(), or freeze what it is not to train"
             )
+        for name, parameter in new.named_parameters():
+            parameter.requires_grad_(learning[name].requires_grad)
         inject_(original(learner.model), self._head, new)
         for name, parameter in new.named_parameters():
             if name in held:

@@ -111,7 +111,7 @@ class LayerChain:
             many.mul_(self.variances, list(entering.square().unbind()))
 
     def norms(self) -> Tensor:
-        return many.norms([weight.detach() for weight in self.weights]).float()
+        return many.norms([weight.detach() for weight in self.weights]).to(work_dtype(self.weights[0].dtype))
 
 
 def _products(table: Tensor, factors: Tensor) -> Tensor:

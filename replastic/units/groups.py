@@ -124,7 +124,7 @@ def _grouped(trace: Trace, device: torch.device, frozen: bool) -> tuple[list[Uni
     reasons: dict[int, str] = {}
     for labels, reason in flows.escaped:
         for label in root[labels].unique().tolist():
-            reasons[label] = reason if reason == OUTPUT else reasons.get(label, reason)  # what else is wrong there is no loss
+            reasons[label] = reason if reason == OUTPUT else reasons.get(label, reason)  # of an output nothing else counts
     rooted = [torch.where(entry.labels >= 0, root[entry.labels.clamp_min(0)], -1) for entry in flows.entries]
     owner = torch.full((flows.count,), -1, dtype=torch.long)  # which group a root label is in: the entry that makes it first
     entries: dict[int, list[int]] = {}

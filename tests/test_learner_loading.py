@@ -1,0 +1,89 @@
+"""What a learner's state_dict may be loaded into, and what is left untouched where it may not."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import replastic as rp
+from replastic import Learner
+from replastic.models import MLP
+
+
+def mlp() -> nn.Module:
+    return MLP(6, (5, 5), 4)
+
+
+def learner_of(model: nn.Module, *methods: rp.Method, groups: int = 1) -> Learner:
+    held = [*model.parameters()]
+    parts = [{"params": held}] if groups == 1 else [{"params": held[:1]}, {"params": held[1:]}]
+    return Learner(model, torch.optim.Adam(parts), methods=methods or rp.L2(), loss=nn.functional.cross_entropy)
+
+
+def trained(learner: Learner) -> Learner:
+    learner.step(torch.randn(5, 6), torch.randint(4, (5,)))
+    return learner
+
+
+@pytest.mark.parametrize("methods", [lambda: [rp.L2()], lambda: [rp.SNR()], lambda: [rp.FIRE(from_task=1)]])
+def test_a_state_that_does_not_fit_is_refused_before_anything_is_loaded(methods: Any) -> None:
+    saved = copy.deepcopy(trained(learner_of(mlp(), *methods())).state_dict())
+    for other, says in (
+        (learner_of(nn.Sequential(mlp()), *methods()), r"another model: 0\..*weight is here and not there"),
+        (learner_of(mlp(), *methods(), groups=2), r"groups of \[\d\] parameters, and this learner's has \[1, \d\]"),
+    ):
+        before = copy.deepcopy(other.state_dict())
+        with pytest.raises(ValueError, match=says):
+            other.load_state_dict(saved)
+        assert (other.steps, other.task_number) == (0, 0)
+        for part in ("model", "initial"):
+            assert all(torch.equal(value, other.state_dict()[part][name]) for name, value in before[part].items())
+        trained(other)
+
+
+class Renamed(nn.Module):
+    """A layer that was called otherwise in older checkpoints, which it still loads."""
+
+    def __init__(self, name: str = "net") -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, nn.Linear(6, 4))
+        self.register_load_state_dict_pre_hook(self.rename)
+
+    @staticmethod
+    def rename(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        for key in [key for key in state if key.startswith("body.")]:
+            state[key.replace("body.", "net.")] = state.pop(key)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_submodule(self.name)(x)
+
+
+class Normalised(nn.Module):
+    """Statistics that are there once data has been seen, as of running normalisers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.mean(0)
+        return self.layer(x - self.mean)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}mean" in state_dict:
+            self.mean = torch.empty_like(state_dict[f"{prefix}mean"])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@pytest.mark.parametrize(("then", "now"), [(lambda: Renamed("body"), Renamed), (Normalised, Normalised)])
+def test_models_that_load_other_names_by_code_of_their_own_do(then: Any, now: Any) -> None:
+    learner = trained(learner_of(then()))
+    resumed = learner_of(now())
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    inputs = torch.randn(5, 6)
+    assert torch.equal(resumed.model(inputs), learner.model(inputs))
