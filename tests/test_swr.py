@@ -304,3 +304,15 @@ def test_factors_of_a_float64_model_have_all_their_digits() -> None:
     rescale_(model, [0.7, 0.24])
     weights = [(after / then).mean().item() for then, after in zip(before, model.parameters(), strict=True)]
     assert weights == pytest.approx([0.7, 0.7, 0.24, 0.7 * 0.24], rel=1e-14)
+
+
+def test_steps_of_a_float64_model_have_all_their_digits_too() -> None:
+    model = MLP(6, [12], 4).double()
+    learner = rp.Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.SWR(rate=1e-3))
+    name, weight = next((name, weight) for name, weight in model.named_parameters() if weight.ndim == 2)
+    with torch.no_grad():
+        weight.mul_(3)
+    before = weight.detach().clone()
+    learner.after_step()
+    first, now = learner.first(name).norm(), before.norm()
+    torch.testing.assert_close(weight.detach(), before * ((1e-3 * first + (1 - 1e-3) * now) / now), rtol=1e-14, atol=0)

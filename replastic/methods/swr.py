@@ -111,7 +111,7 @@ class LayerChain:
             many.mul_(self.variances, list(entering.square().unbind()))
 
     def norms(self) -> Tensor:
-        return many.norms([weight.detach() for weight in self.weights]).to(work_dtype(self.weights[0].dtype))
+        return many.norms([weight.detach() for weight in self.weights])
 
 
 def _products(table: Tensor, factors: Tensor) -> Tensor:
@@ -169,13 +169,13 @@ class SWR(Method):
     def _find(self, learner: Learner) -> tuple[LayerChain, Tensor]:
         """The layers and their rates; first norms are taken of those that have none yet."""
         chain = LayerChain(learner.model, learner.example)
-        first = many.norms([learner.first(f"{name}.weight" if name else "weight") for name in chain.names]).float()
+        first = many.norms([learner.first(f"{name}.weight" if name else "weight") for name in chain.names])
         known = dict(zip(self.state.get("names", []), self.state.get("norms", []), strict=True))
         norms = [known.get(name, norm) for name, norm in zip(chain.names, first, strict=True)]
         if self.state.get("names") != chain.names:
             self.state["learning_rates"] = torch.zeros(len(norms), device=learner.device)  # before the first step: none
         self.state["names"], self.state["norms"] = chain.names, torch.stack(norms)
-        rates = torch.full((len(norms),), self.rate)
+        rates = torch.full((len(norms),), self.rate, dtype=first.dtype)
         if self.classifier_rate is not None:
             head = {name.removesuffix(".weight") for name in head_layers(original(learner.model))}
             rates[[index for index, name in enumerate(chain.names) if name in head]] = self.classifier_rate
