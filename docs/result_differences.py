@@ -28,7 +28,7 @@ def against_vanilla(records: str, digits: int) -> list[str]:
     arms = chosen_arms(records)
     names = [arm for arm in arms if arm != "vanilla"]
     over = {
-        "Ends of all tasks": {arm: {run.seed: mean_end(run) for run in runs} for arm, runs in arms.items()},
+        "All tasks": {arm: {run.seed: mean_end(run) for run in runs} for arm, runs in arms.items()},
         "The last task": ends(Table(records, {})),
     }
     return [

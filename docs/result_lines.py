@@ -245,7 +245,7 @@ def at_epochs(runs: Mapping[str, Sequence[Run]], figure: str, epochs: Sequence[i
     names = [figure.removeprefix("measures."), *(f"epoch {epoch}" for epoch in epochs), "n"]
     rows = head(names)
     for name, several in runs.items():
-        seeds = [{row["epoch"]: get(row) for row in run.rows} for run in several]  # later tasks overwrite earlier ones
+        seeds = [{row["epoch"]: get(row) for row in run.rows if row["task"] == run.rows[-1]["task"]} for run in several]
         cells = [f"{mean(seed[epoch] for seed in seeds):.{digits}f}" for epoch in epochs]
         rows.append(as_row([name, *cells, f"{len(seeds)}"]))
     return rows
@@ -280,8 +280,8 @@ def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
     all_tasks: also how all tasks ended, and with how many seeds better than those of plain training.
     """
     points, arms = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}, chosen_arms(records)
-    more = ["ends of all tasks", "above vanilla there"] if all_tasks else []
-    names = ["arm", "chosen of the grid", "here", "n", "± over seeds", *more]
+    more = ["all tasks", "above vanilla there"] if all_tasks else []
+    names = ["arm", "chosen of the grid", "the last task" if all_tasks else "here", "n", "± over seeds", *more]
     rows = head(names)
     for name, one in outcomes(Table(records, {})).items():
         if name in arms:

@@ -10,7 +10,7 @@ from result_lines import RECORDS, as_row, head, runs_in
 
 from replastic.record import Run
 
-WHOLE = {  # epochs of a run at its published size; class pairs: at that of its file
+WHOLE = {  # epochs of a run at the size of its file
     "fire-2b-cifar10": 10 * 100,
     "fire-2c-cifar100": 20 * 100,
     "incremental-cifar": 20 * 200,
@@ -33,11 +33,11 @@ def times() -> list[str]:
 
 
 def at_full_size() -> list[str]:
-    """Of records that are shorter than what their paper has, how long the same arms and seeds would have taken."""
-    rows = head(["records", "epochs of a run", "trained, at least", "time", "at full size, about"])
+    """Of records that are shorter than their files, how long the same arms and seeds would have taken."""
+    rows = head(["records", "epochs of the file", "of the shortest run", "time", "at full size"])
     for name, whole in WHOLE.items():
-        runs = [run for run in runs_in(name) if not run.is_first_task]
-        trained, took = min(map(epochs_of, runs)), went_on(runs)
+        runs = runs_in(name)
+        trained, took = min(epochs_of(run) for run in runs if not run.is_first_task), went_on(runs)
         hours = took.total_seconds() / 3600 * whole / trained
         cells = [f"{whole:,}", f"{trained:,}", f"{took.total_seconds() / 60:.0f} min", f"{hours:.1f} h"]
         rows.append(as_row([f"`{name}`", *cells]))
@@ -48,7 +48,12 @@ def listed() -> dict[str, str]:
     """What each record is of, as the list beside the records has it."""
     lines = (RECORDS / "README.md").read_text().splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
-    found = {name.strip("`"): of.replace("`experiments/", "`") for name, of, _ in cells}
+    elsewhere = {"`experiments/": "`", "(below)": "(see `experiments/results/README.md`)"}  # what reads otherwise there
+    found = {}
+    for name, of, _ in cells:
+        for old, new in elsewhere.items():
+            of = of.replace(old, new)
+        found[name.strip("`")] = of
     there = {path.name for path in RECORDS.iterdir() if path.name != "README.md"}
     assert found.keys() == there, f"the list of records is not that of the folder: {sorted(found.keys() ^ there)}"
     return found

@@ -125,7 +125,7 @@ def of_fire() -> dict[str, list[str]]:
     continual, tasks, others = "fire-2b-cifar10", (1, 2, 4, 6, 8), ("base", "full reset", "S&P", "DASH", "Parseval")
     shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
     warm, quick_or_slow = arms_in("fire-2a-cifar10"), ("full reset", "FIRE", "DASH", "Parseval", "L2 Init", "S&P", "base")
-    warm_started = {arm: warm[arm] for arm in quick_or_slow}
+    warm_started = {arm: [run for run in warm[arm] if run.seed == 1] for arm in quick_or_slow}
     blocks = {
         "warm-start-tested": against(
             ends(TABLES["warm-start-cifar10"]), "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base"), 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from .method import Method
 from .optim import Together
 from .task import Task
 
-_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}  # left in optimisers' groups
 _MOMENTS = ("at_boundary", "penalty", "after_step", "start", "evaluated")
 
 
@@ -122,62 +121,6 @@ def check_precise(weights: Iterable[tuple[str, Tensor]], but: str) -> None:
             )
 
 
-def check_loadable(saved: Mapping[str, Any], mine: Mapping[str, Any], *, optimizers: bool, names: bool) -> None:
-    """Raise unless a learner whose state is `mine` can go on from `saved`.
-
-    optimizers: whether they must fit as they are; a method may bring another. names: the same of those of tensors.
-    """
-    missing = [key for key in mine if key not in saved]
-    if missing:
-        raise ValueError(f"this is no Learner's state_dict(): it has no {missing[0]!r}")
-    theirs, ours = ([entry["name"] for entry in state["methods"]] for state in (saved, mine))
-    if theirs != ours:
-        raise ValueError(
-            f"the checkpoint is of a run with methods {theirs}, and this learner has {ours}: make it with the same, in "
-            "that order"
-        )
-    for then, now in zip(saved["methods"], mine["methods"], strict=True):
-        for name, value in then.get("books", {}).items():
-            if value != (here := now["books"].get(name, value)):
-                raise ValueError(
-                    f"the checkpoint is of {now['name']}({name}={value!r}), by which it has kept its books, and this "
-                    f"learner has {name}={here!r}: make it with the same, or start anew"
-                )
-    here, there = mine["model"], saved["model"]
-    for name, tensor in here.items():
-        stored = there.get(name, tensor)
-        if isinstance(tensor, Tensor) and stored.shape != tensor.shape:
-            raise ValueError(
-                f"the checkpoint is of another model: {name} is {tuple(stored.shape)} there and {tuple(tensor.shape)} here"
-            )
-    odd = [name for name in [*here, *there] if (name in here) != (name in there)]
-    if names and odd:
-        where = "here and not there" if odd[0] in here else "there and not here"
-        raise ValueError(f"the checkpoint is of another model: {odd[0]} is {where}. Make the model that it was taken of")
-    if optimizers:
-        _check_optimizers(*(state["optimizer"].get("optimizers", [state["optimizer"]]) for state in (saved, mine)))
-    if saved["generator"].shape != mine["generator"].shape:
-        raise ValueError("the checkpoint's random state is of another kind of device: resume where it was taken")
-
-
-def _check_optimizers(saved: list[dict[str, Any]], mine: list[dict[str, Any]]) -> None:
-    if len(saved) != len(mine):
-        raise ValueError(f"the checkpoint is of a run with {len(saved)} optimiser(s), and this learner has {len(mine)}")
-    for then, now in zip(saved, mine, strict=True):
-        theirs, ours = (set[str]().union(*state["param_groups"]) - _OF_SCHEDULERS for state in (then, now))
-        if theirs - ours and ours - theirs:  # another version of torch may know one setting more, but not one less, too
-            raise ValueError(
-                f"the checkpoint is of another kind of optimiser, with {', '.join(sorted(theirs - ours))}, where this "
-                f"learner's has {', '.join(sorted(ours - theirs))}: make it with the same"
-            )
-        sizes = [[len(group["params"]) for group in state["param_groups"]] for state in (then, now)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"the checkpoint is of an optimiser with groups of {sizes[0]} parameters, and this learner's has "
-                f"{sizes[1]}: make it with the same"
-            )
-
-
 def check_own_steps(optimizer: Optimizer) -> None:
     """Raise for an optimiser whose steps need more than gradients."""
     if any(isinstance(one, torch.optim.LBFGS) for one in several(optimizer)):
@@ -194,15 +137,6 @@ def refuse_step(optimizer: Optimizer, *arguments: object) -> None:
     raise RuntimeError(
         f"a method has put another optimiser in the place of this {type(optimizer).__name__}: call learner.optimizer.step()"
         " and learner.optimizer.zero_grad(), and make schedulers of learner.optimizer"
-    )
-
-
-def loads_by_name(model: nn.Module) -> bool:
-    """Whether its tensors are loaded by the names that it has now, and not by code of its own that may know others."""
-    return not any(
-        module._load_state_dict_pre_hooks
-        or not getattr(type(module)._load_from_state_dict, "__module__", "").startswith("torch.")
-        for module in model.modules()
     )
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from .chain import output_layers
 from .measures import MEASURES, NotMeasurable, Probe, measure
 from .measures.probe import Loss, Mode
 from .methods import fire_
 from .methods.fire import LayerReport
 from .states import built_like, reinitialised, seeded
 from .units import Example
-from .units.flow import OUTPUT
+from .units.flow import ALONE, OUTPUT
 from .weights import Where
 
 _SHARE = 0.25  # of a layer's units that may be lost, more than in a new network
@@ -247,15 +248,17 @@ def _not_looked_at(probe: Probe) -> list[str]:
         left_out = probe.units.left_out
     except NotMeasurable:
         return []  # and that has left a note of its own
+    parts = ALONE in left_out.values()  # then a run tells which of them is the last
+    outputs = output_layers(probe.model, probe.example if probe.example is not None else probe.inputs) if parts else []
     layers: dict[str, list[str]] = {}
     for name, reason in left_out.items():
-        if reason != OUTPUT:
+        if reason != OUTPUT and name not in outputs:
             layers.setdefault(reason, []).append(name)
     if not layers:
         return []
     told = [f"{_some(names)}: {reason}" for reason, names in [*layers.items()][:3]]
     more = sum(len(names) for names in [*layers.values()][3:])
-    return [f"dead units were not looked for in {'; '.join(told)}" + (f"; and in {more} more layers" if more else "")]
+    return [f"dead units were not looked for in {'; '.join(told)}" + (f"; and in {more} more" if more else "")]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -13,18 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .forgotten import Forgotten
 from .guards import (
     check_acts,
     check_functions,
     check_holds,
-    check_loadable,
     check_own_steps,
     check_placed,
     check_processes,
     check_task,
     flat_list,
-    loads_by_name,
     place_of,
     processes_of,
     refuse_step,
@@ -34,7 +29,9 @@ from .guards import (
 )
 from .method import Method
 from .optim import as_one, check_clearable, clear_state_
-from .states import built_like, first_weights, memory, moved, named_tensors, plain, reinitialised, seeded, trainable
+from .resuming import go_on_from, state_of
+from .silence import Silence
+from .states import built_like, first_weights, memory, reinitialised, seeded, trainable
 from .task import Batch, Task, outputs_of
 from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
 
@@ -78,7 +75,7 @@ class Learner:
             raise TypeError(f"Learner needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
         check_functions(loss, build)
         self.model, self.build, self.example, self.seed = model, build, example, seed
-        self._begun, self._forgotten = False, Forgotten()
+        self._begun, self._silence = False, Silence()
         self.optimizer = as_one(optimizer)
         check_holds(model, self.optimizer)
         self.methods = flat_list(methods)
@@ -147,7 +144,8 @@ class Learner:
 
     def _saw_a_step(self, optimizer: Optimizer, *arguments: object) -> None:
         self._begun = True  # what comes next is a boundary, also in a loop that never said begin() before
-        self._forgotten.steps += optimizer is several(self._optimizer)[0]  # those that look like one step together
+        if optimizer is several(self._optimizer)[0]:  # those that look like one step together
+            self._silence.steps += 1
 
     def begin(self, task: Task | None = None) -> None:
         """Say that the next steps are of `task`. This is a boundary, at which methods act, unless nothing came before it:
@@ -157,8 +155,8 @@ class Learner:
         if trains_of(self.model) != self._trains:  # between tasks people freeze layers
             self._find_anew()
         if self.steps:  # also those of captured graphs, which call methods by themselves
-            self._forgotten.told.add("after_step")
-        self._forgotten.check(self.acting)
+            self._silence.told.add("after_step")
+        self._silence.check(self.acting)
         before = self.task, self.task_number
         self.task = task
         if self._begun:
@@ -175,7 +173,7 @@ class Learner:
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
         """What the methods add to the loss; `batch` is what the step is to learn from, for methods that look at it."""
         self._see(batch)
-        self._forgotten.told.add("penalty")
+        self._silence.told.add("penalty")
         return sum((method.penalty(self) for method in self.acting("penalty")), start=0.0)
 
     def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
@@ -317,6 +315,7 @@ class Learner:
         """For a method that changed the module tree itself: what was found out about the old one is forgotten."""
         self._structure = structure_of(original(self.model))
         self.__dict__.pop("template", None)
+        self._can_draw = False
         self._find_anew()
 
     def _find_anew(self) -> None:
@@ -335,55 +334,14 @@ class Learner:
 
         As everywhere in torch its tensors are the live ones: save it, or copy.deepcopy it, before training goes on.
         """
-        return {
-            "model": {plain(name): value for name, value in original(self.model).state_dict().items()},
-            "optimizer": self.optimizer.state_dict(),
-            "initial": dict(self.initial),
-            "generator": self.generator.get_state(),
-            "seed": self.seed,
-            "task_number": self.task_number,
-            "begun": self._begun,
-            "steps": self.steps,
-            "methods": [
-                {
-                    "name": type(method).__name__,
-                    "settings": repr(method),
-                    "books": {name: getattr(method, name) for name in method.books},
-                    "state": method.state,
-                }
-                for method in self.methods
-            ],
-        }
+        return state_of(self)
 
     def load_state_dict(self, saved: Mapping[str, Any], task: Task | None = None) -> None:
         """Go on where `state_dict` was taken, with the same model, optimisers and methods, newly made.
 
         task: the one that was going on; it holds functions, which a checkpoint does not carry.
         """
-        yet_to_start = [method for method in self.methods if not any(method is started for started in self._started)]
-        check_loadable(
-            saved,
-            self.state_dict(),
-            optimizers=not any("optimizer" in method.replaces for method in yet_to_start),
-            names=loads_by_name(original(self.model)) and not any("modules" in method.replaces for method in self.methods),
-        )
-        self.task, self.task_number, self._begun = task, saved["task_number"], saved["begun"]
-        self.seed, self.steps = saved["seed"], saved["steps"]
-        self.__dict__.pop("template", None)  # it comes from the seed
-        self.initial = moved(saved["initial"], named_tensors(self.model), self.device)
-        self._started = [method for method in self._started if method.from_task <= self.task_number]
-        for method, entry in zip(self.methods, saved["methods"], strict=True):
-            self._start(method)  # one after the other: what one rebuilds the next must find
-            method.state = moved(entry["state"], method.state, self.device)
-            if any(method is started for started in self._started):
-                method.rebuild(self)
-            if entry["settings"] != repr(method):
-                warnings.warn(f"the checkpoint is of {entry['settings']}; going on as {method!r}", stacklevel=2)
-        names = {plain(name): name for name in original(self.model).state_dict()}
-        weights: Mapping[str, Any] = saved["model"]
-        original(self.model).load_state_dict({names.get(name, name): value for name, value in weights.items()})
-        self.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))  # torch would keep the very tensors it is given
-        self.generator.set_state(saved["generator"].cpu())
+        go_on_from(self, saved, task)
 
     def _claim_methods(self) -> None:
         for method in self.methods:
@@ -407,6 +365,7 @@ class Learner:
     def _start(self, method: Method) -> None:
         if method.from_task <= self.task_number and not any(started is method for started in self._started):
             method.start(self)
+            self._silence.steps = 0  # of those before it has missed nothing
             self._started = [m for m in self.methods if m is method or any(s is m for s in self._started)]  # in their order
 
     def _check_structure(self) -> None:

@@ -25,7 +25,6 @@ class Method:
     taken: whether a learner has it; what a method remembers is of one run.
     capturable: `after_step` and `penalty` may be part of a captured CUDA graph: fixed shapes, no branch on data.
     needs_task: `at_boundary` cannot do without the task.
-    replaces: what it puts another in the place of, "modules" of the model or the "optimizer".
     tree_may_change: it goes on rightly when another method changes the model's modules, as Plasticity Injection does.
     needs_first: it may ask for the run's first weights. Where no method does, a loop need not keep a copy of the model.
     books: names of settings by which `state` is kept, so that a run cannot go on with others.
@@ -37,7 +36,6 @@ class Method:
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     taken: bool = field(default=False, init=False, repr=False, compare=False)
     capturable: ClassVar[bool] = False
-    replaces: ClassVar[tuple[str, ...]] = ()
     tree_may_change: ClassVar[bool] = False
     needs_task: ClassVar[bool] = False
     needs_first: ClassVar[bool] = True
@@ -67,7 +65,10 @@ class Method:
         """Called after every step of the optimiser."""
 
     def rebuild(self, learner: Learner) -> None:
-        """Called on resume with `state` restored, before weights are loaded: change the module tree as it was changed."""
+        """Called on resume with `state` restored, before weights are loaded: change the module tree as it was changed.
+
+        For methods that do change it; who overrides this is taken for one.
+        """
 
     def evaluated(self, learner: Learner) -> dict[str, nn.Module] | None:
         """The networks to be tested, by name, the one that counts first; None: the learner's model."""

@@ -141,6 +141,22 @@ def built_like(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
     return drawn
 
 
+def load_(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load tensors by the names that they have in the uncompiled model."""
+    names = {plain(name): name for name in model.state_dict()}
+    model.load_state_dict({names.get(name, name): value for name, value in saved.items()})
+
+
+def as_loaded(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What a model with loading code of its own makes of a checkpoint, by its present names; it stays as it is itself."""
+    trial = copy.deepcopy(model)
+    try:
+        load_(trial, saved)
+    except RuntimeError as problem:
+        raise ValueError(f"the checkpoint is of another model: {problem}") from problem
+    return {name: tensor.detach() for name, tensor in named_tensors(trial).items()}
+
+
 def plain(name: str) -> str:
     """A tensor's name in the model that torch.compile was given, whole or in parts."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod") or name

@@ -185,6 +185,24 @@ def test_without_room_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "new").exists()
 
 
+def test_what_lies_beside_the_weights_needs_no_room_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shards(tmp_path)
+    (path / "tokenizer.json").write_bytes(bytes(10**6))
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**40, 2**40 - 10**6, 10**6))
+    fire(path, in_place=True)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_folder_that_may_not_be_written_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    path = one_file(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OSError, match="may not be written to: give another place"):
+        fire(path, tmp_path / "b.pt", dry_run=dry_run)
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_file_on_the_way_is_named(tmp_path: Path, dry_run: bool) -> None:
     path = one_file(tmp_path)

@@ -319,5 +319,20 @@ def test_each_layer_that_was_not_looked_at_has_its_own_reason() -> None:
     assert "head" not in note.replace("is read by head", "")
 
 
+class Branches(nn.Module):
+    """Of which parts alone are traced, the output being inside of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if x.sum() > -1e9 else self.net(-x)
+
+
+def test_an_output_inside_of_a_part_is_known_for_one() -> None:
+    assert not any("dead units" in note for note in rp.diagnose(Branches(), INPUTS).notes)
+
+
 def test_nothing_is_said_where_all_were_looked_for(trained: nn.Sequential) -> None:
     assert not any("dead units" in note for note in rp.diagnose(trained, INPUTS).notes)

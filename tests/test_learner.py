@@ -537,8 +537,9 @@ def test_first_weights_that_were_not_kept_are_said_to_be_missing() -> None:
 
 def test_complex_parameters_are_not_passed_over() -> None:
     model = nn.Sequential(nn.Linear(4, 8, dtype=torch.complex64), nn.Linear(8, 3))
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.L2(1.0))
     with pytest.raises(ValueError, match=r"0\.weight is complex.*view_as_real"):
-        Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.L2(1.0))
+        learner.penalty()
 
 
 class Waves(nn.Module):

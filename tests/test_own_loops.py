@@ -45,6 +45,19 @@ def test_a_loop_that_forgets_a_method_is_told_once(method: type[rp.Method], says
         learner.begin()
 
 
+def test_steps_from_before_a_method_began_are_not_counted() -> None:
+    model = mlp()
+    learner = Learner(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), methods=[rp.FIRE(), rp.L2(from_task=1)], loss=F.cross_entropy
+    )
+    train_silently(learner, 50)
+    learner.begin()
+    train_silently(learner, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.begin()
+
+
 def test_steps_of_several_optimisers_are_counted_once() -> None:
     model = mlp()
     first, *others = model.parameters()

@@ -231,10 +231,31 @@ def test_a_new_head_may_be_built_otherwise() -> None:
     assert [parameter.requires_grad for parameter in injected.new.parameters()] == [False, False, True, True]
 
 
-@pytest.mark.parametrize("heads", [("head", "head.2"), ("head.2", "head")])
-def test_a_head_within_another_is_refused(heads: tuple[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"of 'head\.2' and of 'head', which holds it"):
-        started([PlasticityInjection(name) for name in heads])
+@pytest.mark.parametrize("from_task", [0, 1])
+@pytest.mark.parametrize("heads", [("head", "head.2"), ("head.2", "head"), ("head", "head")])
+def test_a_head_within_another_is_refused_at_once(heads: tuple[str, str], from_task: int) -> None:
+    with pytest.raises(ValueError, match=r"of 'head' and of 'head(\.2)?' in it: leave one out"):
+        started([PlasticityInjection(heads[0]), PlasticityInjection(heads[1], from_task=from_task)])
+
+
+def test_a_head_without_parameters_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="has no parameters, and nothing to learn"):
+        started(PlasticityInjection("head.1"))
+
+
+@pytest.mark.parametrize("to", ["fresh", "initial"])
+def test_a_model_that_was_injected_before_may_be_so_again(to: Any) -> None:
+    learner = started(PlasticityInjection("head"))
+    learner.begin()
+    model = learner.model
+    again = rp.Learner(model, torch.optim.Adam(model.parameters()), methods=PlasticityInjection("head", to=to))
+    inputs = torch.randn(5, 4, 52, 52)
+    before = model(inputs)
+    for _ in range(2):
+        again.begin()
+    assert torch.equal(model(inputs), before)
+    assert isinstance(model.head.old, Injected)
+    assert not isinstance(model.head.new, Injected)
 
 
 @pytest.mark.parametrize("times", [0, True, 1.5])
@@ -249,7 +270,9 @@ def test_a_wrapper_is_refused() -> None:
         rp.Learner(model, torch.optim.Adam(model.parameters()), methods=PlasticityInjection())
 
 
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo, to wrap a model in DDP")
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo, for DDP"
+)
 def test_ddp_is_refused_and_what_is_said_instead_works(tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:

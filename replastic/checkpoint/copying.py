@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool,
     if out is not None and in_place:
         raise ValueError(f"out={str(out)!r} and in_place: give one of them")
     if in_place:
-        _check_room(checkpoint, checkpoint.files[0])
+        _check_room(checkpoint.files, checkpoint.files[0])
     if in_place or (dry_run and out is None):
         return None if dry_run else path
     if out is None:
@@ -32,7 +32,7 @@ def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool,
         raise ValueError(f"{target}: the format stays that of {path.name}: end it in {path.suffix or 'nothing'}")
     if checkpoint.folder and target.suffix in (".json", *(file.suffix for file in checkpoint.files)):
         raise ValueError(f"{target} looks like a file, and {path.name} is written as a folder: give {suggested(path)}")
-    _check_room(checkpoint, target)
+    _check_room((*checkpoint.files, *checkpoint.along), target)
     return None if dry_run else target
 
 
@@ -89,9 +89,9 @@ def _appear(part: Path, target: Path) -> None:
         part.rename(target)
 
 
-def _check_room(checkpoint: Checkpoint, target: Path) -> None:
-    """Raise if a copy of the checkpoint cannot be written there."""
-    needed = sum(file.stat().st_size for file in (*checkpoint.files, *checkpoint.along))
+def _check_room(files: Iterable[Path], target: Path) -> None:
+    """Raise if copies of the files cannot be written there."""
+    needed = sum(file.stat().st_size for file in files)
     around = next(folder for folder in target.absolute().parents if os.path.lexists(folder))
     if not around.is_dir() or not os.access(around, os.W_OK):
         why = "may not be written to" if around.is_dir() else "is no folder"

@@ -13,8 +13,8 @@ Departures from released code, each for a reason:
     - The running mean of |h| decays; in the ResNet version and FIRE's port it is a sum that never does.
     - Layers are wired by the graph; in FIRE's port by the order of modules, so that a unit's outgoing weights may be
       another layer's. The last hidden layer takes part.
-    - The least useful units are replaced; lop-jax picks the most useful, but for its last version for permuted MNIST, which
-      adds |h| and |w_out|, draws no new weights, and replaces a unit whatever the rate is.
+    - The least useful units are replaced; lop-jax picks the most useful; one version of it, for permuted MNIST, adds |h| and
+      |w_out|, draws no new weights, and replaces a unit whatever the rate is.
     - The optimiser's moments of the replaced entries are cleared, and the ages are those of units where a channel feeds many
       columns of a linear layer.
     - The paper's rule has no transfer of the mean activation into the next bias, which the MLP version of its code does.

@@ -26,7 +26,6 @@ from torch.autograd.function import once_differentiable
 from ..learner import Learner
 from ..linalg import many
 from ..method import Method
-from ..states import trainable
 
 
 def squared_distance(parameters: Iterable[Tensor], targets: Iterable[Tensor] | None = None, strength: float = 1.0) -> Tensor:
@@ -86,9 +85,6 @@ class L2(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("strength", self.strength >= 0, "0 or more")
-
-    def start(self, learner: Learner) -> None:
-        trainable(learner.model)  # raises now if there is something that it cannot be the norm of
 
     def penalty(self, learner: Learner) -> Tensor:
         if not self.strength:

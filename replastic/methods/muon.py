@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -181,7 +181,6 @@ class UseMuon(Method):
     adam_lr: float = 1e-3
     momentum: float = 0.95
     weight_decay: float = 0.0
-    replaces: ClassVar[tuple[str, ...]] = ("optimizer",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

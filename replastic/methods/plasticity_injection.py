@@ -60,6 +60,11 @@ def _frozen(head: nn.Module) -> nn.Module:
     return head.requires_grad_(False)
 
 
+def _part_that_learns(head: nn.Module) -> nn.Module:
+    """The head itself, or the new one of a head that was injected."""
+    return head.new if isinstance(head, Injected) else head
+
+
 def default_head(model: nn.Module) -> str:
     """The direct child that makes the model's output: the last that has parameters, where that cannot be traced."""
     heads = list(dict.fromkeys(name.partition(".")[0] for name in output_layers(model)))
@@ -94,7 +99,6 @@ class PlasticityInjection(Method):
     to: Literal["fresh", "initial"] = "fresh"  # what the new head starts from
     times: int | None = 1  # at most so many injections in a run; None: at every boundary
     tree_may_change: ClassVar[bool] = True  # by another injection, of another head
-    replaces: ClassVar[tuple[str, ...]] = ("modules",)
     one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -115,9 +119,11 @@ class PlasticityInjection(Method):
                 f"PlasticityInjection(head={self._head!r}): that is a list of modules, name the one in it that is meant"
             )
         for other in (m for m in learner.methods if isinstance(m, PlasticityInjection) and m is not self):
-            inner, outer = sorted((self._head, getattr(other, "_head", self._head)), key=len, reverse=True)
-            if inner.startswith(f"{outer}."):
-                raise ValueError(f"PlasticityInjection of {inner!r} and of {outer!r}, which holds it: leave one out")
+            theirs = getattr(other, "_head", other.head)  # known from the start only if it is named
+            if theirs is not None and f"{theirs}.".startswith(f"{self._head}."):
+                raise ValueError(f"PlasticityInjection of {self._head!r} and of {theirs!r} in it: leave one out")
+            if theirs is not None and self._head.startswith(f"{theirs}."):
+                raise ValueError(f"PlasticityInjection of {theirs!r} and of {self._head!r} in it: leave one out")
         lost = [type(m).__name__ for m in learner.methods if m is not self and not m.tree_may_change]
         if lost:
             raise ValueError(
@@ -130,7 +136,13 @@ class PlasticityInjection(Method):
                 raise ValueError(
                     f"the head {self._head!r} shares a weight with {name!r}, and freezing it would freeze that too"
                 )
-        self._shape = copy.deepcopy(model.get_submodule(self._head))  # what a head looks like, injected or not
+        head = model.get_submodule(self._head)
+        if next(head.parameters(), None) is None:
+            raise ValueError(
+                f"PlasticityInjection(head={self._head!r}): that module has no parameters, and nothing to learn"
+            )
+        self._first = f"{self._head}.new." if isinstance(head, Injected) else f"{self._head}."
+        self._shape = copy.deepcopy(_part_that_learns(head))
         self.state["injections"] = 0
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
@@ -151,8 +163,8 @@ class PlasticityInjection(Method):
         build = learner.build
         new = copy.deepcopy(self._shape)
         if self.to == "initial":
-            prefix = f"{self._head}."
-            new.load_state_dict({n.removeprefix(prefix): v for n, v in learner.initial.items() if n.startswith(prefix)})
+            first = {n.removeprefix(self._first): v for n, v in learner.initial.items() if n.startswith(self._first)}
+            new.load_state_dict(first)
         elif build is None:
             new = learner.draw(lambda: reinitialised(self._shape))
         else:
@@ -162,8 +174,7 @@ class PlasticityInjection(Method):
 
     def _learning(self, learner: Learner) -> dict[str, nn.Parameter]:
         """Parameters of the head, or of the new part of one that was injected before."""
-        head = original(learner.model).get_submodule(self._head)
-        return dict((head.new if isinstance(head, Injected) else head).named_parameters())
+        return dict(_part_that_learns(original(learner.model).get_submodule(self._head)).named_parameters())
 
     def _inject(self, learner: Learner, new: nn.Module) -> None:
         learning = self._learning(learner)

@@ -24,7 +24,7 @@ Departures from released code, each for a reason:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..learner import Learner
 from ..method import Method
-from .kept import same_units
+from .kept import Kept, same_units
 
 
 def silence_limits(histogram: Tensor, limits: Tensor, threshold: float, longest: int) -> Tensor:
@@ -63,13 +63,13 @@ class SNR(Method):
     threshold: float = 0.01  # τ: how unlikely a silence must be
     longest: int = 80  # steps: no silence longer than this is waited for
     update_every: int = 16  # steps from one look for histograms that can be read to the next
-    _counts: LateCounts | None = field(default=None, init=False, repr=False, compare=False)
     needs_first: ClassVar[bool] = False
     books: ClassVar[tuple[str, ...]] = ("longest",)
     one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._counts = Kept(lambda learner: LateCounts(self.state["sizes"], learner.device))
         self.require("threshold", 0 < self.threshold < 1, "between 0 and 1")
         self.require("longest", self.longest >= 2, "a number of steps, 2 or more")
         self.require("update_every", self.update_every >= 1, "a number of steps, 1 or more")
@@ -85,17 +85,13 @@ class SNR(Method):
         self.state["due"] = torch.zeros(total, dtype=torch.bool, device=device)
         self.state["sizes"] = sizes
         learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not when the first unit is due
-        self.rebuild(learner)
-
-    def rebuild(self, learner: Learner) -> None:
-        self._counts = LateCounts(self.state["sizes"], learner.device)
 
     def after_step(self, learner: Learner) -> None:
         groups, tap = same_units(self, learner), learner.tap()
         silence, limit = self.state["silence"], self.state["limit"]
         histogram, due = self.state["histogram"], self.state["due"]
-        assert self._counts is not None
-        self._reset(learner, self._counts.read(due))
+        counts = self._counts.of(learner)
+        self._reset(learner, counts.read(due))
         fired = torch.cat([tap.largest(group.name) for group in groups]) > 0
         over = fired | due  # a silence ends with the unit's firing, or with its reset
         histogram.scatter_add_(1, silence[:, None], over[:, None].to(histogram.dtype))
@@ -105,7 +101,7 @@ class SNR(Method):
             limit.copy_(silence_limits(histogram, limit, self.threshold, self.longest))
             histogram.masked_fill_(enough_silences(histogram, self.threshold)[:, None], 0)
         torch.ge(silence, limit, out=due)
-        self._counts.send(due)
+        counts.send(due)
 
     def _reset(self, learner: Learner, counts: list[int]) -> None:
         parts = self.state["due"].split([group.size for group in learner.units.groups])

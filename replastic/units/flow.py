@@ -104,7 +104,7 @@ _CHANNEL_NORMS = (batchnorm._NormBase, nn.GroupNorm, nn.PReLU)  # PReLU: its slo
 _FEATURE_NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
-OUTPUT = "is an output of the model"
+OUTPUT, ALONE = "is an output of the model", "leaves a part of the model that was traced alone"
 
 
 class _Walk:
@@ -125,7 +125,7 @@ class _Walk:
             elif node.op in ("call_function", "call_method"):
                 answer = self.function(node)
             elif node.op == "output":
-                self.escape(node, "leaves a part of the model that was traced alone" if self.prefix else OUTPUT)
+                self.escape(node, ALONE if self.prefix else OUTPUT)
             if isinstance(answer, str):
                 self.escape(node, f"goes through {answer}, which is not followed")
                 answer = None

@@ -13,7 +13,7 @@ _SILENT = 10  # steps without a call, which is then thought to have been forgott
 _ADVICE: dict[Moment, str] = {"penalty": "add it to the loss", "after_step": "call it after each of them"}
 
 
-class Forgotten:
+class Silence:
     """How often the optimiser has stepped, and which moments of a step the methods were told of in the meantime."""
 
     def __init__(self) -> None:
