@@ -35,7 +35,7 @@ def rendered(text: str) -> str:
 
 
 def _printed(example: str) -> str:
-    return (ROOT / f"examples/{example}.txt").read_text().strip()
+    return (ROOT / f"examples/{example}.txt").read_text().strip("\n")  # a head may begin with spaces
 
 
 def _first(entry: Measure) -> str:
