@@ -172,8 +172,8 @@ def curvature_and_accuracy(arms: Mapping[str, Sequence[Run]], figure: str) -> li
     """
     firsts, of_arms = list[tuple[float, float]](), dict[str, list[tuple[float, float]]]()
     for arm, runs in arms.items():
-        for task, *pair in shares_and_ends(runs, figure):
-            (firsts if task == 1 else of_arms.setdefault(arm, [])).append((pair[0], pair[1]))
+        for task, share, end in shares_and_ends(runs, figure):
+            (firsts if task == 1 else of_arms.setdefault(arm, [])).append((share, end))
     pairs = [pair for several in of_arms.values() for pair in several]
     r, with_firsts = correlation(*zip(*pairs, strict=True)), correlation(*zip(*pairs, *firsts, strict=True))
     within = ", ".join(f"{arm} {correlation(*zip(*several, strict=True)):.2f}" for arm, several in of_arms.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from .chain import output_layers
+from .health_rules import FLAT, RULES
+from .listing import some
 from .measures import MEASURES, NotMeasurable, Probe, measure
 from .measures.probe import Loss, Mode
 from .methods import fire_
@@ -20,118 +22,10 @@ from .units import Example
 from .units.flow import ALONE, OUTPUT
 from .weights import Where
 
-_SHARE = 0.25  # of a layer's units that may be lost, more than in a new network
-_FLAT = 1e4  # times its smaller side: a condition number that one in 5000 square Gaussian matrices exceeds
-_LARGE = 10.0  # a spectral norm that no usual initialisation reaches
 _DRAWS = 5  # new networks: they differ, and the worst of several is what is still normal
 _SHOWN = 30  # layers, up to which all are shown
 
 
-@dataclass(frozen=True)
-class Rule:
-    """When a measure of a layer is bad news, compared with that of the same layer in a new network, and why."""
-
-    measure: str
-    problem: str
-    when: str  # in words
-    unhealthy: Callable[[float, float], bool]
-    worst: Callable[[Iterable[float]], float]  # of several new networks
-    number: str  # how to write the value
-    phrase: str  # how to speak of it
-    why: str
-    kind: str  # of a kind only the first problem of a layer is named: the others are the same one seen differently
-
-
-RULES = (
-    Rule(
-        "dead_fraction",
-        "dead units",
-        f"{_SHARE} more than in new networks",
-        lambda value, new: value - new >= _SHARE,
-        max,
-        "{:.0%}",
-        "{} of its units",
-        "they give zero for every sample, so no gradient reaches their weights",
-        "units",
-    ),
-    Rule(
-        "saturated_fraction",
-        "saturated units",
-        f"{_SHARE} more than in new networks",
-        lambda value, new: value - new >= _SHARE,
-        max,
-        "{:.0%}",
-        "{} of its units",
-        "their activation is flat on every sample, so hardly any gradient reaches their weights",
-        "units",
-    ),
-    Rule(
-        "dormant_fraction",
-        "dormant units",
-        f"{_SHARE} more than in new networks",
-        lambda value, new: value - new >= _SHARE,
-        max,
-        "{:.0%}",
-        "{} of its units",
-        "they are faint beside the others of their layer and carry next to nothing on",
-        "units",
-    ),
-    Rule(
-        "effective_rank",
-        "collapsed features",
-        "at most 15 % of that of new networks",
-        lambda value, new: value <= 0.15 * new,
-        min,
-        "{:.1f}",
-        "effective rank {}",
-        "samples look alike to the layers that read it, so what tells new ones apart is lost",
-        "rank",
-    ),
-    Rule(
-        "condition_number",
-        "ill-conditioned weight",
-        f"10 times that of new networks, and {_FLAT:.0e} times its smaller side, at 75 % of their effective rank or less",
-        lambda value, new: value >= 10 * new,  # and _FLAT, below: it depends on the size
-        max,
-        "{:.2g}",
-        "condition number {}",
-        "some directions pass and others do not, forwards and in gradients",
-        "spectrum",
-    ),
-    Rule(
-        "weight_effective_rank",
-        "low-rank weight",
-        "at most half of that of new networks",
-        lambda value, new: value <= 0.5 * new,
-        min,
-        "{:.1f}",
-        "effective rank {}",
-        "a few directions have grown over all others",
-        "spectrum",
-    ),
-    Rule(
-        "spectral_norm",
-        "zero weight",
-        "zero, and not in new networks",
-        lambda value, new: value == 0 < new,
-        max,
-        "{:.3g}",
-        "spectral norm {}",
-        "nothing passes it, and no gradient reaches what is before it",
-        "size",
-    ),
-    Rule(
-        "spectral_norm",
-        "grown weight",
-        f"10 times that of new networks, and {_LARGE:g}",
-        lambda value, new: value >= max(10 * new, _LARGE),
-        max,
-        "{:.3g}",
-        "spectral norm {}",
-        "steps of the usual size no longer change what it computes",
-        "size",
-    ),
-)
 _MEASURED = tuple(dict.fromkeys(rule.measure for rule in RULES))
 
 
@@ -256,13 +150,9 @@ def _not_looked_at(probe: Probe) -> list[str]:
             layers.setdefault(reason, []).append(name)
     if not layers:
         return []
-    told = [f"{_some(names)}: {reason}" for reason, names in [*layers.items()][:3]]
+    told = [f"{some(names)}: {reason}" for reason, names in [*layers.items()][:3]]
     more = sum(len(names) for names in [*layers.values()][3:])
     return [f"dead units were not looked for in {'; '.join(told)}" + (f"; and in {more} more" if more else "")]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _layer(name: str) -> str:
@@ -318,7 +208,7 @@ def _judge(
             if rule.measure == "condition_number":
                 # Columns for inputs that never vary decay to nothing and do no harm: the spectrum is to have suffered.
                 rank, rank_then = row["weight_effective_rank"], new[layer]["weight_effective_rank"]
-                if value < _FLAT * sides[layer] or rank > 0.75 * rank_then:
+                if value < FLAT * sides[layer] or rank > 0.75 * rank_then:
                     continue
             named.add(rule.kind)
             if rule.kind == "rank":

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .listing import some
 from .units import original
 
 
@@ -29,9 +30,8 @@ def reinitialised(model: nn.Module) -> nn.Module:
         _apply_own_laws(fresh, None)
         left = [name for name, parameter in fresh.named_parameters() if parameter.isnan().any()]
     if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         raise ValueError(
-            f"nothing re-initialises {', '.join(left[:3])}{more}: no layer's reset_parameters() does. Pass a function that "
+            f"nothing re-initialises {some(left)}: no layer's reset_parameters() does. Pass a function that "
             "makes the model, as in Learner(model, optimizer, build=lambda: MyModel())"
         )
     return fresh

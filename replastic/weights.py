@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .inventory import Inventory, Unavailable, WeightMatrix, take_inventory
 from .inventory import matrices as matrices
 from .layers import Kind
+from .listing import some
 
 Ask = str | Callable[[WeightMatrix], bool]
 Where = Ask | Iterable[Ask]
@@ -157,9 +158,8 @@ def _unasked_embeddings(
 def _nothing(where: Where, left_alone: list[LeftAlone], found: Inventory) -> str:
     given = f"where={where!r} selects no weight matrix of this model"
     if left_alone:
-        listed = "; ".join(f"{weight.name}: {weight.reason}" for weight in left_alone[:3])
-        more = f" and {len(left_alone) - 3} more" if len(left_alone) > 3 else ""
-        return f"{given} that may be changed ({listed}{more})"
+        listed = some((f"{weight.name}: {weight.reason}" for weight in left_alone), "; ")
+        return f"{given} that may be changed ({listed})"
     names = [weight.name for weight in found.weights if weight.kind in _ORDINARY]
     if not names:
         return f"{given}: it has no linear, convolutional, recurrent or attention layer"

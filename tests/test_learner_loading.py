@@ -28,6 +28,12 @@ def trained(learner: Learner) -> Learner:
     return learner
 
 
+def check_untouched(learner: Learner, before: dict[str, Any]) -> None:
+    assert (learner.steps, learner.task_number) == (0, 0)
+    for part in ("model", "initial"):
+        assert all(torch.equal(value, learner.state_dict()[part][name]) for name, value in before[part].items())
+
+
 @pytest.mark.parametrize("methods", [lambda: [rp.L2()], lambda: [rp.SNR()], lambda: [rp.FIRE(from_task=1)]])
 def test_a_state_that_does_not_fit_is_refused_before_anything_is_loaded(methods: Any) -> None:
     saved = copy.deepcopy(trained(learner_of(mlp(), *methods())).state_dict())
@@ -38,9 +44,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_loaded(methods:
         before = copy.deepcopy(other.state_dict())
         with pytest.raises(ValueError, match=says):
             other.load_state_dict(saved)
-        assert (other.steps, other.task_number) == (0, 0)
-        for part in ("model", "initial"):
-            assert all(torch.equal(value, other.state_dict()[part][name]) for name, value in before[part].items())
+        check_untouched(other, before)
         trained(other)
 
 
@@ -124,9 +128,7 @@ def test_nothing_is_loaded_either_where_a_model_has_code_of_its_own() -> None:
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(ValueError, match="the checkpoint is of another model"):
         other.load_state_dict(saved)
-    assert (other.steps, other.task_number) == (0, 0)
-    for part in ("model", "initial"):
-        assert all(torch.equal(value, other.state_dict()[part][name]) for name, value in before[part].items())
+    check_untouched(other, before)
 
 
 @dataclass

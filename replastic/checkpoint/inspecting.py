@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..inventory import WeightMatrix
 from ..linalg.batches import Stack
 from ..linalg.effective_rank import effective_rank_of_spectrum
+from ..listing import some
 from ..measures.weights import layer_deviation, singular_values
 from ..unfolded import unfolded_weight
 from ..weights import LeftAlone, Where
@@ -263,9 +264,8 @@ def _summary(found: Inspection) -> list[str]:
     whole = [report for report in found.matrices if not report.bad]
     broken = found.not_finite
     if broken:
-        named = ", ".join(f"{name} ({count:,})" for name, count in list(broken.items())[:3])
-        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-        said.append(f"NaN or infinite entries: {named}{more}. Training cannot go on from these: take an earlier checkpoint.")
+        named = some(f"{name} ({count:,})" for name, count in broken.items())
+        said.append(f"NaN or infinite entries: {named}. Training cannot go on from these: take an earlier checkpoint.")
     if not found.matrices:
         return [*said, "No matrix was recognised, so nothing was measured; why is said of each."]
     lost = sorted((report for report in whole if report.share_of_rank < _LOST), key=lambda report: report.share_of_rank)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ..listing import some
 from ..states import plain
 from . import safetensors_file
 from .stored import CheckpointError, Stored, printable
@@ -155,7 +155,7 @@ def _checkpoint(path: Path, read: list[tuple[Path, Contents]], along: tuple[Path
                 raise CheckpointError(f"{known} is in {tensors[known].file.name} and in {file.name}: which one counts?")
             tensors[known] = replace(stored, name=known)
     if not tensors:
-        beside = _listed(entry for _, contents in read for entry in contents.beside)
+        beside = some(entry for _, contents in read for entry in contents.beside)
         only = f", only {beside}" if beside else ""
         raise CheckpointError(f"{path} holds no tensor by name{only}: give a file of weights, as of model.state_dict()")
     return Checkpoint(
@@ -189,8 +189,3 @@ def _is_model(file: Path) -> bool:
     """Trainers keep other things in such files: those are copied, and are not what is meant."""
     aside = ("optimizer", "scheduler", "rng_state", "training_args", "scaler", "plasticity")
     return not file.name.startswith(aside)
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = [*names]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

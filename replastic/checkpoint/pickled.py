@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
+from ..listing import some
 from .stored import CheckpointError
 
 LONGEST = 2**26  # bytes of pickle that are read: names and shapes of a million tensors take less
@@ -93,12 +94,10 @@ def read_pickle(file: BinaryIO, what: str) -> Any:
         if not refused:
             raise CheckpointError(f"{what}: its pickle cannot be read ({problem}): it is damaged") from problem
     if refused:
-        names = [name[:200] for name in refused]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise Refused(
-            f"{what}: it holds {', '.join(names[:3])}{more}, which torch.load(weights_only=True) refuses, because to load "
-            "it is to run its code. Nothing was loaded. Where the file comes from a source that you trust, save the weights "
-            "alone, as in torch.save(model.state_dict(), path)"
+            f"{what}: it holds {some(name[:200] for name in refused)}, which torch.load(weights_only=True) refuses, because "
+            "to load it is to run its code. Nothing was loaded. Where the file comes from a source that you trust, save the "
+            "weights alone, as in torch.save(model.state_dict(), path)"
         )
     if len(reader.stack) != 1 or reader.marks:
         raise CheckpointError(f"{what}: its pickle does not end with one object: it is damaged")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from ..listing import some
 from ..options import OptionError
 from .command import Command
 from .console import as_typed, console, print_line, print_table, print_text
@@ -99,7 +100,7 @@ class Inspect(_OfCheckpoint):
             )
         _print_left_alone("not looked at", found.left_alone)
         if found.without_reference:
-            print_text(f"not in the reference: {_some(found.without_reference)}")
+            print_text(f"not in the reference: {some(found.without_reference)}")
         return 0
 
 
@@ -151,13 +152,13 @@ class Fire(_OfCheckpoint):
         copied = set(done.copied)
         _print_left_alone("left alone", [w for w in done.selection.left_alone if w.name.partition(":")[0] not in copied])
         if copied:
-            print_text(f"target networks become copies of the fired ones: {_some(done.copied)}")
+            print_text(f"target networks become copies of the fired ones: {some(done.copied)}")
         if done.not_finite:
-            print_text(f"NaN or infinite entries, copied as they are: {_some(done.not_finite)}")
+            print_text(f"NaN or infinite entries, copied as they are: {some(done.not_finite)}")
         if done.checkpoint.beside:
-            print_text(f"no weights: {_some(done.checkpoint.beside)}")
+            print_text(f"no weights: {some(done.checkpoint.beside)}")
         if done.momenta and done.out is not None:
-            print_text(f"The optimiser's state belongs to the old weights: start it anew ({_some(done.momenta)}).")
+            print_text(f"The optimiser's state belongs to the old weights: start it anew ({some(done.momenta)}).")
         if done.out is not None:
             print_line(f"written: {done.out}")
         return 0
@@ -257,7 +258,7 @@ def _print_report(done: Fired) -> None:
     far = [layer.name for layer in layers if layer.dfi_after > _FAR]
     if far:
         print_text(
-            f"Still far from an isometry (DfI/col over {_FAR}): {_some(far)}. Directions that are zero, or nearly, stay so: "
+            f"Still far from an isometry (DfI/col over {_FAR}): {some(far)}. Directions that are zero, or nearly, stay so: "
             "FIRE keeps what is there, and a layer that has lost them needs new weights."
         )
     if any(layer.sfe_normalised > 1 for layer in layers):
@@ -273,7 +274,7 @@ def _print_left_alone(what: str, left: Sequence[LeftAlone]) -> None:
     for weight in left:
         by_reason.setdefault(weight.reason, []).append(weight.name)
     for reason, names in list(by_reason.items())[:_REASONS]:
-        print_text(f"{what}: {_some(names)}: {as_typed(reason)}")
+        print_text(f"{what}: {some(names)}: {as_typed(reason)}")
     if len(by_reason) > _REASONS:
         rest = sum(map(len, list(by_reason.values())[_REASONS:]))
         print_text(f"{what}, for other reasons: {_counted(rest, 'weight')}")
@@ -300,11 +301,6 @@ def _shortener(names: Sequence[str]) -> Callable[[str], str]:
 
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s'[: number != 1]}"
-
-
-def _some(names: Any) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _as_json(found: Inspection) -> dict[str, Any]:

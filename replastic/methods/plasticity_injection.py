@@ -21,6 +21,7 @@ that were kept, for clipping say, too; and DistributedDataParallel, which knows 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal
@@ -118,17 +119,7 @@ class PlasticityInjection(Method):
             raise ValueError(
                 f"PlasticityInjection(head={self._head!r}): that is a list of modules, name the one in it that is meant"
             )
-        for other in (m for m in learner.methods if isinstance(m, PlasticityInjection) and m is not self):
-            theirs = getattr(other, "_head", other.head)  # known from the start only if it is named
-            if theirs is not None and f"{theirs}.".startswith(f"{self._head}."):
-                raise ValueError(f"PlasticityInjection of {self._head!r} and of {theirs!r} in it: leave one out")
-            if theirs is not None and self._head.startswith(f"{theirs}."):
-                raise ValueError(f"PlasticityInjection of {theirs!r} and of {self._head!r} in it: leave one out")
-        lost = [type(m).__name__ for m in learner.methods if m is not self and not m.tree_may_change]
-        if lost:
-            raise ValueError(
-                f"PlasticityInjection changes the model's modules, and {lost[0]} would lose track of them: leave one out"
-            )
+        self._check_others([method for method in learner.methods if method is not self])
         inside = {id(parameter) for parameter in model.get_submodule(self._head).parameters()}
         for name, module in model.named_modules():
             within = name == self._head or name.startswith(f"{self._head}.")
@@ -144,6 +135,19 @@ class PlasticityInjection(Method):
         self._first = f"{self._head}.new." if isinstance(head, Injected) else f"{self._head}."
         self._shape = copy.deepcopy(_part_that_learns(head))
         self.state["injections"] = 0
+
+    def _check_others(self, others: Sequence[Method]) -> None:
+        """Raise for methods beside which it cannot be."""
+        for other in (other for other in others if isinstance(other, PlasticityInjection)):
+            theirs = getattr(other, "_head", other.head)  # known before it starts only if it is named
+            outer, inner = sorted((self._head, theirs or ""), key=len)
+            if outer and f"{inner}.".startswith(f"{outer}."):
+                raise ValueError(f"PlasticityInjection of {outer!r} and of {inner!r} in it: leave one out")
+        lost = [type(other).__name__ for other in others if not other.tree_may_change]
+        if lost:
+            raise ValueError(
+                f"PlasticityInjection changes the model's modules, and {lost[0]} would lose track of them: leave one out"
+            )
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         if self.times is None or self.state["injections"] < self.times:
