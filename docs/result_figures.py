@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from result_lines import ITERATIONS, RECORDS
+from result_lines import ITERATIONS, RECORDS, chosen_arms
 from result_lines_over_tasks import shares_and_ends
 
 from replastic.report import Study, gather
@@ -94,6 +94,7 @@ FIGURES: dict[str, OverTime | Spectra | Scatter] = {
     "incremental-cifar.png": OverTime(["incremental-cifar"], "end"),
     "swr-table-1-cifar10.png": OverTime(["swr-table-1-cifar10"], "epoch"),
     "swr-table-5-cifar100.png": OverTime(["swr-table-5-cifar100"], "epoch"),
+    "swr-figure-4-cifar100.png": OverTime(["swr-figure-4-cifar100"], "end", [*chosen_arms("swr-figure-4-cifar100")]),
     "swr-figure-5.png": OverTime(["swr-figure-5"], "epoch", figure="measures.pq_balancedness"),
     "alarm.png": OverTime(["watch-random-labels-mnist"], "end"),
 }

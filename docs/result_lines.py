@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import mean
@@ -12,6 +12,7 @@ from typing import Any
 
 from replastic.record import Run, find_runs, read
 from replastic.report import best, gather
+from replastic.report.best import best_points
 from replastic.report.curves import of_row, points_of
 from replastic.report.summary import Summary, summarise
 
@@ -296,10 +297,21 @@ def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
     return rows
 
 
-def chosen_arms(records: str) -> dict[str, list[Run]]:
-    """The runs of arms; of grids, of the point that held-out images choose."""
-    points = {one.arm for one in best(RECORDS / records).values()}
-    return {arm: runs for arm, runs in arms_in(records).items() if arm in points or not runs[0].config.get("grid")}
+def chosen_arms(records: str, *, after: int = 0) -> dict[str, list[Run]]:
+    """The runs of arms; of grids, of the point that held-out images choose.
+
+    after: by so many tasks, which all runs have to their end though some were stopped later; 0: all of them.
+    """
+    every = arms_in(records, stopped=after > 0)
+    counted = [first_tasks(run, after) if after else run for runs in every.values() for run in runs]
+    points = {one.arm for one in best_points(counted).values()}
+    return {arm: runs for arm, runs in every.items() if arm in points or not runs[0].config.get("grid")}
+
+
+def first_tasks(run: Run, tasks: int) -> Run:
+    """A run as it was at the end of so many tasks."""
+    assert len(ends_of_tasks(run, "test_accuracy")) >= tasks, f"{run.folder} was stopped before"
+    return replace(run, rows=[row for row in run.rows if row["task"] < tasks], status="finished")
 
 
 def ends_of_tasks(run: Run, figure: str) -> dict[int, float]:

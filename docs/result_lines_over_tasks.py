@@ -24,7 +24,7 @@ def over_tasks(
 
     spans: first and last of these tasks, counted from 1.
     """
-    counted = [f"{first} to {last}" for first, last in spans]
+    counted = [f"{first} to {last}" if first < last else f"{first}" for first, last in spans]
     names = ["tasks", "n", "trained", *counted, *(["800, published"] if published else [])]
     rows = head(names)
     for arm in order:

@@ -110,7 +110,6 @@ SHRINKING = {  # what the arms are called in the records of several experiments
 PERMUTED = {"L2-ER": 0.950, "CBP": 0.938, "L2": 0.926, "BP": 0.876, "ER": 0.876}  # read off the figure, at task 800
 INCREMENTAL = {"L2-ER": 0.55, "L2": 0.52, "RESET": 0.48, "CBP": 0.37, "BP": 0.35, "ER": 0.32}  # read off, at task 20
 STRONG_L2 = "L2 at 1e-3"
-RELEASED = ("L2-ER", "CBP", "L2", "BP")
 
 
 @cache
@@ -125,13 +124,19 @@ def of_fire() -> dict[str, list[str]]:
     continual, tasks, others = "fire-2b-cifar10", (1, 2, 4, 6, 8), ("base", "full reset", "S&P", "DASH", "Parseval")
     shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
     warm, quick_or_slow = arms_in("fire-2a-cifar10"), ("full reset", "FIRE", "DASH", "Parseval", "L2 Init", "S&P", "base")
-    warm_started = {arm: [run for run in warm[arm] if run.seed == 1] for arm in quick_or_slow}
+    later = {arm: [run for run in warm[arm] if run.seed > 1] for arm in ("FIRE", "Parseval")}
+    again = {"FIRE, again": arms_in("fire-2a-cifar10-again", stopped=True)["FIRE"]}
     blocks = {
         "warm-start-tested": against(
-            ends(TABLES["warm-start-cifar10"]), "FIRE", ("DASH", "FIRE, exact", "S&P", "full reset", "base"), 3
+            ends(TABLES["warm-start-cifar10"]),
+            "FIRE",
+            ("DASH", "FIRE, exact", "Parseval", "S&P", "full reset", "CBP", "base"),
+            3,
         ),
+        "warm-start-cbp": against(ends(TABLES["warm-start-cifar10"]), "CBP", ("base",), 3),
+        "warm-start-again": at_epochs(later | again, "test_accuracy", (10, 20, 30, 40), 3),
         "warm-start-short": short(TABLES["warm-start-cifar10"]),
-        "warm-start-epochs": at_epochs(warm_started, "test_accuracy", (10, 20, 30, 60, 100), 3),
+        "warm-start-epochs": at_epochs({arm: warm[arm] for arm in quick_or_slow}, "test_accuracy", (10, 20, 30, 60, 100), 3),
         "settings": settings("fire-2a-cifar10-settings"),
         "train-accuracy": train_accuracy("fire-2a-cifar10"),
         "train-accuracy-cifar100": train_accuracy("fire-2a-cifar100"),
@@ -170,19 +175,18 @@ def of_fire() -> dict[str, list[str]]:
 
 def of_l2_er() -> dict[str, list[str]]:
     """What docs/results-spectral-collapse.md has."""
-    blocks, spans = dict[str, list[str]](), ((1, 10), (31, 40), (71, 80), (91, 100))
-    for records, order, pairs in (
-        ("permuted-mnist", PERMUTED, [("L2-ER", "BP"), ("L2-ER", "ER")]),
+    blocks, spans = dict[str, list[str]](), ((1, 10), (31, 40), (71, 80), (81, 90), (91, 100))
+    for records, pairs in (
+        ("permuted-mnist", [("L2-ER", "BP"), ("L2-ER", "ER")]),
         (
             "permuted-mnist-as-released",
-            RELEASED,
-            [("L2-ER", "CBP"), ("L2-ER", "L2"), ("L2-ER", "BP"), ("CBP", "BP"), ("L2", "BP")],
+            [("L2-ER", "CBP"), ("L2-ER", "L2"), ("L2-ER", "BP"), ("CBP", "BP"), ("L2", "BP"), ("ER", "BP")],
         ),
     ):
         arms = arms_in(records, stopped=True)
-        blocks[records] = over_tasks(arms, "online_accuracy", spans, order, PERMUTED)
-        blocks[f"{records}-test"] = over_tasks(arms, "test_accuracy", spans, order)
-        blocks[f"{records}-inside"] = inside(arms, (31, 71, 91), order)
+        blocks[records] = over_tasks(arms, "online_accuracy", spans, PERMUTED, PERMUTED)
+        blocks[f"{records}-test"] = over_tasks(arms, "test_accuracy", spans, PERMUTED)
+        blocks[f"{records}-inside"] = inside(arms, (31, 71, 91), PERMUTED)
         blocks[f"{records}-curvature"] = curvature_and_accuracy(arms, "online_accuracy")
         for of in ("online", "test"):
             blocks[f"{records}-ahead-{of}"] = ahead(arms, f"{of}_accuracy", pairs)
@@ -235,7 +239,12 @@ def ends_from_task_61(run: Run, figure: str) -> dict[int, float]:
 
 
 def of_swr() -> dict[str, list[str]]:
-    """What docs/results-swr.md has beside tables 1 and 5."""
+    """What docs/results-swr.md has."""
+    return of_swr_tables() | of_swr_figures() | of_swr_chunks()
+
+
+def of_swr_tables() -> dict[str, list[str]]:
+    """What that page has on tables 1 and 5, beside these."""
     regularised = ("vanilla", "L2", "L2 Init")
     blocks = {"swr-table-1-mnist-against": differences(TABLES["swr-table-1-mnist"], "SWR", regularised)}
     decayed = {name: arms_in(f"swr-table-5-{name}") for name in ("cifar10", "cifar100", "cifar100-bn")}
@@ -264,7 +273,12 @@ def of_swr() -> dict[str, list[str]]:
         for how, runs in drawn.items()
     }
     blocks["swr-tried-bn"] = at_epochs(tried_with_norms, "test_accuracy", (20, 60, 100, 130, 160), 3)
-    blocks["swr-figure-2-mnist"] = chosen("swr-figure-2-mnist")
+    return blocks
+
+
+def of_swr_figures() -> dict[str, list[str]]:
+    """What that page has on figures 1, 2 and 5."""
+    blocks = {f"swr-figure-2-{name}": chosen(f"swr-figure-2-{name}") for name in ("mnist", "cifar10", "cifar100")}
     points = {grid: one.arm for grid, one in best(RECORDS / "swr-figure-2-mnist").items()}
     blocks["swr-figure-2-against"] = against(
         ends(Table("swr-figure-2-mnist", {})),
@@ -272,24 +286,36 @@ def of_swr() -> dict[str, list[str]]:
         ("vanilla", points["S&P"], points["L2 Init"], "without warm start"),
         4,
     )
-    for number in (3, 4):
-        blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
-        blocks[f"swr-figure-{number}-against"] = against_vanilla(f"swr-figure-{number}-mnist", 4)
     blocks["swr-figure-1"] = by_factor()
-    blocks["swr-figure-2-cifar10"] = chosen("swr-figure-2-cifar10")
-    blocks["swr-figure-4-cifar10"] = chosen("swr-figure-4-cifar10", all_tasks=True)
-    blocks["swr-figure-4-cifar10-before"] = chosen("swr-figure-4-cifar10-before", all_tasks=True)
-    held_back = [
-        f"{arm}={point}" for arm in ("SWR, rate", "L2, strength", "L2 Init, strength") for point in (0.001, 0.01, 0.1)
-    ]
-    every, picked = arms_in("swr-figure-4-cifar10"), chosen_arms("swr-figure-4-cifar10")
-    chunks = {arm: every[arm] for arm in dict.fromkeys([*held_back, *picked])}
-    blocks["swr-figure-4-cifar10-drops"] = around_boundaries(chunks, "test_accuracy", (1, 5, 10, 100))
-    blocks["swr-figure-4-cifar10-train"] = over_tasks(chunks, "online_accuracy", ((1, 4), (5, 7), (8, 10)), chunks)
     balanced, epochs = arms_in("swr-figure-5"), (0, 1, 10, 50, 100)
     blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", epochs, 2)
     blocks["swr-figure-5-accuracy"] = at_epochs(balanced, "test_accuracy", epochs, 3)
     blocks["swr-figure-5-against"] = against(ends(Table("swr-figure-5", {})), "SWR", ("vanilla",), 3)
+    return blocks
+
+
+def of_swr_chunks() -> dict[str, list[str]]:
+    """What that page has on figures 3 and 4, in which data comes in ten chunks."""
+    blocks = dict[str, list[str]]()
+    for number in (3, 4):
+        blocks[f"swr-figure-{number}-mnist"] = chosen(f"swr-figure-{number}-mnist", all_tasks=True)
+        blocks[f"swr-figure-{number}-against"] = against_vanilla(f"swr-figure-{number}-mnist", 4)
+    for name in ("cifar10", "cifar10-before"):
+        blocks[f"swr-figure-4-{name}"] = chosen(f"swr-figure-4-{name}", all_tasks=True)
+    held_back = [
+        f"{arm}={point}" for arm in ("SWR, rate", "L2, strength", "L2 Init, strength") for point in (0.001, 0.01, 0.1)
+    ]
+    every, thirds = arms_in("swr-figure-4-cifar10"), ((1, 4), (5, 7), (8, 10))
+    chunks = {arm: every[arm] for arm in dict.fromkeys([*held_back, *chosen_arms("swr-figure-4-cifar10")])}
+    blocks["swr-figure-4-cifar10-drops"] = around_boundaries(chunks, "test_accuracy", (1, 5, 10, 100))
+    blocks["swr-figure-4-cifar10-train"] = over_tasks(chunks, "online_accuracy", thirds, chunks)
+    harder = chosen_arms("swr-figure-4-cifar100")
+    blocks["swr-figure-4-cifar100"] = late_in_tasks(harder, "test_accuracy", (1, 2, 3, 4, 5, 7, 10))
+    blocks["swr-figure-4-cifar100-train"] = over_tasks(harder, "online_accuracy", ((1, 1), (2, 4), (5, 7), (8, 10)), harder)
+    gathered = chosen_arms("swr-figure-3-cifar10", after=6)  # L2 and L2 Init were stopped in their seventh task
+    gathered |= {"SWR, rate=0.001": arms_in("swr-figure-3-cifar10", stopped=True)["SWR, rate=0.001"]}
+    blocks["swr-figure-3-cifar10"] = late_in_tasks(gathered, "test_accuracy", (1, 2, 4, 6, 8, 10))
+    blocks["swr-figure-3-cifar10-train"] = over_tasks(gathered, "online_accuracy", ((1, 3), (4, 6), (7, 10)), gathered)
     return blocks
 
 
