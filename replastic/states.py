@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -73,15 +75,25 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @contextmanager
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """Random numbers drawn here, on the CPU and on the model's devices, come from `seed`; afterwards all is as it was."""
+    """Random numbers drawn here, on the CPU and on the model's devices, come from `seed`; afterwards all is as it was.
+
+    Those of NumPy and of Python, too: a function that makes a model may draw from them, and the user's data as well.
+    """
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002 the global stream is what is kept
     with torch.random.fork_rng(devices):
         # torch.manual_seed would seed every GPU, and only these ones' states come back.
         torch.default_generator.manual_seed(seed)
         for device in devices:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
-        yield
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)  # noqa: NPY002
+            random.setstate(of_python)
 
 
 def first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

@@ -1,8 +1,10 @@
 import copy
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -360,6 +362,29 @@ def test_fresh_weights_are_new_reproducible_and_disturb_no_other_randomness(buil
     three = learner_of(animal, learner_seed=9)
     assert not torch.equal(three.fresh()[0].weight, first[0].weight)
     assert not torch.equal(three.template[0].weight, template[0].weight)
+
+
+def test_a_build_that_draws_from_numpy_or_python_is_reproducible_and_disturbs_neither() -> None:
+    class Drawn(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            with torch.no_grad():
+                self.weight.fill_(np.random.rand())  # noqa: NPY002 the old interface is what users' code draws from
+                self.bias.fill_(random.random())
+
+    def drawn() -> list[float]:
+        model = Drawn()
+        fresh = Learner(model, torch.optim.SGD(model.parameters(), 0.1), build=Drawn, seed=7).fresh()
+        return [fresh.weight[0, 0].item(), fresh.bias[0].item()]
+
+    first = drawn()
+    Drawn()  # elsewhere something is drawn
+    assert drawn() == first, "what is drawn comes from the learner's seed"
+    model = Drawn()
+    learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), build=Drawn)
+    before = np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    learner.fresh()
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before  # noqa: NPY002
 
 
 def test_a_fresh_model_keeps_mode_and_mixed_dtypes() -> None:
