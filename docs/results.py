@@ -180,7 +180,7 @@ def of_l2_er() -> dict[str, list[str]]:
         ("permuted-mnist", [("L2-ER", "BP"), ("L2-ER", "ER")]),
         (
             "permuted-mnist-as-released",
-            [("L2-ER", "CBP"), ("L2-ER", "L2"), ("L2-ER", "BP"), ("CBP", "BP"), ("L2", "BP"), ("ER", "BP")],
+            [*(("L2-ER", other) for other in ("CBP", "L2", "BP", "ER")), ("CBP", "BP"), ("L2", "BP"), ("ER", "BP")],
         ),
     ):
         arms = arms_in(records, stopped=True)
@@ -311,10 +311,12 @@ def of_swr_chunks() -> dict[str, list[str]]:
     blocks["swr-figure-4-cifar10-train"] = over_tasks(chunks, "online_accuracy", thirds, chunks)
     harder = chosen_arms("swr-figure-4-cifar100")
     blocks["swr-figure-4-cifar100"] = late_in_tasks(harder, "test_accuracy", (1, 2, 3, 4, 5, 7, 10))
+    blocks["swr-figure-4-cifar100-drops"] = around_boundaries(harder, "test_accuracy", (10, 100))
     blocks["swr-figure-4-cifar100-train"] = over_tasks(harder, "online_accuracy", ((1, 1), (2, 4), (5, 7), (8, 10)), harder)
     gathered = chosen_arms("swr-figure-3-cifar10", after=6)  # L2 and L2 Init were stopped in their seventh task
     gathered |= {"SWR, rate=0.001": arms_in("swr-figure-3-cifar10", stopped=True)["SWR, rate=0.001"]}
     blocks["swr-figure-3-cifar10"] = late_in_tasks(gathered, "test_accuracy", (1, 2, 4, 6, 8, 10))
+    blocks["swr-figure-3-cifar10-drops"] = around_boundaries(gathered, "test_accuracy", (10, 100))
     blocks["swr-figure-3-cifar10-train"] = over_tasks(gathered, "online_accuracy", ((1, 3), (4, 6), (7, 10)), gathered)
     return blocks
 
