@@ -98,6 +98,53 @@ def test_where_takes_whole_layers_and_leaves_the_rest_bit_identical(name: str, w
     assert forgotten(learner) == expected & set(learner.parameters)
 
 
+@pytest.mark.parametrize(
+    ("name", "where", "expected"),
+    [
+        ("mlp", "everything", {"1.bias", "3.bias", "5.bias"}),
+        ("nature-cnn", "conv*", {"conv1.bias", "conv2.bias", "conv3.bias"}),
+        ("cnn-bn", "everything", {"5.bias", "7.bias"}),  # behind its convolution is a norm, whose shift is no bias
+        ("vit", "blocks.0.c_attn", {"blocks.0.c_attn.bias"}),
+    ],
+)
+def test_biases_go_back_and_all_else_stays_bit_identical(name: str, where: Any, expected: set[str]) -> None:
+    learner, first, _ = trained(name, LayerReset(where, "initial", only="biases"))
+    before = snapshot(learner.model)
+    learner.begin()
+    assert changed(learner.model, before) == expected
+    assert all(torch.equal(learner.model.state_dict()[name], first[name]) for name in expected)
+    assert forgotten(learner) == expected
+
+
+def test_gates_and_packed_projections_have_biases_too() -> None:
+    model = nn.ModuleList([nn.LSTM(3, 4), nn.MultiheadAttention(8, 2)])
+    first = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    expected = {"0.bias_ih_l0", "0.bias_hh_l0", "1.in_proj_bias", "1.out_proj.bias"}
+    assert set(reset_(model, first, where="everything", only="biases")) == expected
+    assert changed(model, {name: value + 1 for name, value in first.items()}) == expected
+
+
+def test_a_model_without_biases_is_refused_at_the_start() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
+    with pytest.raises(ValueError, match=r"where='everything' has no layer with a bias.*leave out only=\"biases\""):
+        Learner(model, torch.optim.Adam(model.parameters()), methods=LayerReset("everything", only="biases")).begin()
+    with pytest.raises(ValueError, match=r"LayerReset\(only='bias'\): only must be \"biases\" or None"):
+        LayerReset(only="bias")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"only='bias': give \"biases\""):
+        reset_(model, model.state_dict(), only="bias")  # pyright: ignore[reportArgumentType]
+
+
+def test_new_biases_are_drawn_if_asked_for() -> None:
+    learner, first, _ = trained("mlp", LayerReset("everything", only="biases"))
+    learner.begin()
+    bias = learner.model.state_dict()["3.bias"]
+    assert not torch.equal(bias, first["3.bias"])
+    assert bias.abs().max() <= first["3.bias"].abs().max() * 2
+
+
 def test_a_part_of_a_layer_is_refused_with_what_to_type() -> None:
     learner, first, _ = trained("vit")
     before = snapshot(learner.model)

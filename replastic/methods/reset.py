@@ -2,10 +2,11 @@
 
     θ <- θ₀    (the run's first values)    or    θ <- a fresh draw
 
-of the whole network (`FullReset`) or of some layers (`LayerReset`). The rule that is named after the head is that of the
-Soft Weight Rescaling paper: all fully connected layers, and in a network that has no others (an MLP) the last of them. That
-paper has no transformers; the body of one is linear layers, with or without a convolution that cuts patches, so here its
-head is the last of them too.
+of the whole network (`FullReset`) or of some layers (`LayerReset`), or of their biases alone, which is of no paper: FIRE
+leaves biases as they are, and in a network without norms nothing else keeps them small. The rule that is named after the
+head is that of the Soft Weight Rescaling paper: all fully connected layers, and in a network that has no others (an MLP) the
+last of them. That paper has no transformers; the body of one is linear layers, with or without a convolution that cuts
+patches, so here its head is the last of them too.
 
 Nikishin, Schwarzer, D'Oro, Bacon & Courville: The Primacy Bias in Deep Reinforcement Learning, ICML 2022; as baselines in
 FIRE (appendix D, "full reset") and in Soft Weight Rescaling (appendix D.2, "head reset").
@@ -43,6 +44,7 @@ def reset_(
     source: nn.Module | Mapping[str, torch.Tensor],
     *,
     where: Where | Literal["all"] = "all",
+    only: Literal["biases"] | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
 ) -> list[str]:
     """Copy `source`'s values into `model`, in place, and return the names of what was written.
@@ -50,6 +52,7 @@ def reset_(
     source: a newly initialised model of the same build, or a state dict of it.
     where: "all" for every parameter and buffer but those of frozen layers, else the layers whose weights `weights.select`
         finds, biases included.
+    only: "biases" for the biases of these layers alone.
     optimizer: forget its state of the written parameters.
 
     >>> model, other = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -58,9 +61,13 @@ def reset_(
     """
     if not isinstance(source, nn.Module | Mapping):
         raise TypeError(f"source is a {type(source).__name__}: give a model built in the same way, or its state_dict()")
+    if only not in (None, "biases"):
+        raise ValueError(f'only={only!r}: give "biases", or leave it out')
     given = named_tensors(source) if isinstance(source, nn.Module) else {plain(key): source[key] for key in source}
     written = named_tensors(model)
-    if where == "all":
+    if only == "biases":
+        written = {name: written[name] for name in biases(model, "everything" if where == "all" else where)}
+    elif where == "all":
         fixed = _frozen(model)
         written = {name: tensor for name, tensor in written.items() if name not in fixed}
     else:
@@ -106,6 +113,14 @@ def layer_tensors(model: nn.Module, where: Where) -> list[str]:
         )
     layers = {name.rpartition(".")[0] for name in sizes}
     return [name for name in tensors if name.rpartition(".")[0] in layers]
+
+
+def biases(model: nn.Module, where: Where) -> list[str]:
+    """Names of the biases of the layers whose weights `where` selects; raises if there are none."""
+    found = [name for name in layer_tensors(model, where) if "bias" in name.rpartition(".")[2]]
+    if not found:
+        raise ValueError(f'where={where!r} has no layer with a bias: name one that has, or leave out only="biases"')
+    return found
 
 
 def head_layers(model: nn.Module) -> list[str]:
@@ -155,20 +170,22 @@ class LayerReset(Method):
     where: Where | Literal["head"] = "head"
     to: Literal["initial", "fresh"] = "fresh"
     clear_state: bool = True
+    only: Literal["biases"] | None = None  # beside FIRE: [FIRE(), LayerReset("everything", "initial", only="biases")]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("to", self.to in ("initial", "fresh"), '"initial" or "fresh"')
+        self.require("only", self.only in (None, "biases"), '"biases" or None')
 
     def start(self, learner: Learner) -> None:
-        layer_tensors(learner.model, self._where(learner))  # raises now if there is nothing to reset
+        (biases if self.only else layer_tensors)(learner.model, self._where(learner))  # raises if there is nothing to reset
         if self.to == "fresh":
             learner.check_fresh()
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         source = learner.initial if self.to == "initial" else learner.fresh()
         optimizer = learner.optimizer if self.clear_state else None
-        reset_(learner.model, source, where=self._where(learner), optimizer=optimizer)
+        reset_(learner.model, source, where=self._where(learner), only=self.only, optimizer=optimizer)
 
     def _where(self, learner: Learner) -> Where:
         return head_layers(learner.model) if self.where == "head" else self.where
