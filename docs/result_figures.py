@@ -83,6 +83,7 @@ FIGURES: dict[str, OverTime | Spectra | Scatter] = {
     "warm-start-cifar100.png": OverTime(["fire-2a-cifar100"], "last"),
     "continual-cifar10.png": OverTime(["fire-2b-cifar10"], "end"),
     "classes-cifar100.png": OverTime(["fire-2c-cifar100"], "epoch"),
+    "chunks-cifar100.png": OverTime(["biases-chunks-cifar100"], "end"),
     "iterations-cifar10.png": OverTime(
         ["fire-5a-7-cifar10", "fire-2a-cifar10"], "last", ("base", "full reset", *ITERATIONS)
     ),

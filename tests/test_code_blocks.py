@@ -28,7 +28,6 @@ PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROO
 WITHOUT_PYTHON = {
     "docs/design.md",
     "docs/experiments.md",
-    "docs/fire.md",
     "docs/performance.md",
     "docs/report.md",
     "docs/reproduce.md",

@@ -144,6 +144,7 @@ def test_every_file_is_read_strictly_and_says_what_it_is_of(file: str) -> None:
     assert all(len(line) <= 125 for line in (ROOT / "experiments" / file).read_text().splitlines())
     grids = {given.grid_of for given in experiment.arms.values()} - {""}
     searched = bool(grids) and file.startswith(("swr/", "settings/"))
+    searched |= file.startswith("biases/")  # to learn from the same images as a file that is searched
     assert (experiment.validation > 0) == searched, "grids are searched by images that are held out, steps are only listed"
 
 
@@ -408,7 +409,7 @@ def test_the_example_of_the_page_is_a_whole_experiment(monkeypatch: pytest.Monke
 def test_the_page_names_every_file_and_every_figure() -> None:
     text = (ROOT / "docs/reproduce.md").read_text()
     files = {path.relative_to(ROOT / "experiments").as_posix() for path in (ROOT / "experiments").rglob("*.py")}
-    named = set(re.findall(r"`((?:fire|spectral-collapse|swr|settings|watch)/[\w.-]+|quick\.toml)`", text))
+    named = set(re.findall(r"`((?:biases|fire|spectral-collapse|swr|settings|watch)/[\w.-]+|quick\.toml)`", text))
     assert named == {*FILES, *files}
     for paper, figures in {
         "FIRE": ["2a", "2b", "2c", "5a", "5b", "6 left", "6 middle, right", "7", "8a", "8b", "8c", "table 1"],
