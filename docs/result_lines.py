@@ -300,7 +300,7 @@ def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
 def chosen_arms(records: str, *, after: int = 0) -> dict[str, list[Run]]:
     """The runs of arms; of grids, of the point that held-out images choose.
 
-    after: by so many tasks, which all runs have to their end though some were stopped later; 0: all of them.
+    after: at the end of so many tasks, which all runs have though some were stopped later; 0: at the end of all.
     """
     every = arms_in(records, stopped=after > 0)
     counted = [first_tasks(run, after) if after else run for runs in every.values() for run in runs]

@@ -85,6 +85,21 @@ def around_boundaries(arms: Mapping[str, Sequence[Run]], figure: str, epochs: Se
     return rows
 
 
+def learnt(arms: Mapping[str, Sequence[Run]], tasks: Sequence[int]) -> list[str]:
+    """Seed by seed: test accuracy late in tasks; of training images, at tasks' ends and in the worst task at its best."""
+    of_ends = f"train, ends of tasks {tasks[0]} to {tasks[-1]}"
+    rows = head(["", "seed", "test, mean of 2 to 10", "test, task 10", of_ends, "train, best epoch of the worst task"])
+    for arm, run in ((arm, run) for arm, runs in arms.items() for run in sorted(runs, key=lambda run: run.seed)):
+        tested, trained = [*late(run, "test_accuracy").values()], ends_of_tasks(run, "online_accuracy")
+        best = dict[int, float]()
+        for row in run.rows:
+            best[row["task"]] = max(best.get(row["task"], 0.0), row.get("online_accuracy", 0.0))
+        ends = ", ".join(f"{trained[task]:.3f}" for task in tasks)
+        told = [f"{mean(tested[1:]):.3f}", f"{tested[-1]:.3f}", ends, f"{min(best.values()):.3f}"]
+        rows.append(as_row([arm, f"{run.seed}", *told]))
+    return rows
+
+
 def _last_of_all(arms: Iterable[Iterable[Mapping[int, float]]]) -> int:
     """The last task that every run has to its end."""
     return min(max(seed) for seeds in arms for seed in seeds)

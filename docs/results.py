@@ -42,6 +42,7 @@ from result_lines_over_tasks import (
     inside,
     late_after_the_first,
     late_in_tasks,
+    learnt,
     moments_of_alarms,
     over_tasks,
     repeated,
@@ -121,6 +122,7 @@ def blocks() -> dict[str, list[str]]:
 def of_fire() -> dict[str, list[str]]:
     """What docs/results-fire.md has beside tables of figure 2a."""
     of_classes, chunks = arms_in("fire-2c-cifar100", stopped=True), arms_in("biases-chunks-cifar100")
+    in_chunks = {arm: [run for run in runs if run.seed == 1] for arm, runs in chunks.items()}
     continual, tasks, others = "fire-2b-cifar10", (1, 2, 4, 6, 8), ("base", "full reset", "S&P", "DASH", "Parseval")
     shrunk = renamed(SHRINKING, "fire-2a-cifar10", "fire-5a-7-cifar10", "fire-shrinking-cifar10")
     warm, quick_or_slow = arms_in("fire-2a-cifar10"), ("full reset", "FIRE", "DASH", "Parseval", "L2 Init", "S&P", "base")
@@ -152,9 +154,9 @@ def of_fire() -> dict[str, list[str]]:
         ),
         "classes-cifar100-drops": around_boundaries(of_classes, "full_accuracy", (1, 2, 5, 10)),
         "classes-cifar100-drops-so-far": around_boundaries(of_classes, "test_accuracy", (1, 2, 5, 10)),
-        "chunks-cifar100": late_in_tasks(chunks, "test_accuracy", (1, 2, 3, 4, 5, 7, 10)),
-        "chunks-cifar100-drops": around_boundaries(chunks, "test_accuracy", (10, 100)),
-        "chunks-cifar100-train": over_tasks(chunks, "online_accuracy", ((1, 1), (2, 4), (5, 7), (8, 10)), chunks),
+        "chunks-cifar100": late_in_tasks(in_chunks, "test_accuracy", (1, 2, 3, 4, 5, 7, 10)),
+        "chunks-cifar100-seeds": learnt(chunks, (7, 8, 9, 10)),
+        "chunks-cifar100-drops": around_boundaries(in_chunks, "test_accuracy", (10, 100)),
         "after-the-reset": after_the_reset("fire-2a-cifar10"),
         "after-the-reset-in-training": after_the_reset("fire-5b-cifar10"),
         "after-the-reset-cifar100": after_the_reset("fire-2a-cifar100"),

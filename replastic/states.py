@@ -77,18 +77,19 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
     """Random numbers drawn here, on the CPU and on the model's devices, come from `seed`; afterwards all is as it was.
 
-    Those of NumPy and of Python, too: a function that makes a model may draw from them, and the user's data as well.
+    Those of NumPy and of Python, too: a function that makes a model may draw from them, and the user's data as well. They
+    are the whole process's: another thread should draw from a generator of its own.
     """
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
-    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002 the global stream is what is kept
+    of_numpy, of_python = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002 the global stream is kept
     with torch.random.fork_rng(devices):
         # torch.manual_seed would seed every GPU, and only these ones' states come back.
         torch.default_generator.manual_seed(seed)
         for device in devices:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        random.seed(seed)
+        np.random.seed([seed % 2**32, (seed >> 32) % 2**32])  # noqa: NPY002 takes 32 bits at a time
+        random.seed(str(seed))  # of a number it would take the absolute value
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ import replastic as rp
 from replastic.learner import Learner
 from replastic.method import Method
 from replastic.optim import Together
+from replastic.states import seeded
 from replastic.task import Batch, Task
 from replastic.train import train
 from replastic.training import Training
@@ -382,9 +383,15 @@ def test_a_build_that_draws_from_numpy_or_python_is_reproducible_and_disturbs_ne
     assert drawn() == first, "what is drawn comes from the learner's seed"
     model = Drawn()
     learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), build=Drawn)
-    before = np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    random.seed(3)
+    expected = np.random.rand(), random.random()  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    random.seed(3)
     learner.fresh()
-    assert (np.random.get_state()[1].tolist(), random.getstate()) == before  # noqa: NPY002
+    with pytest.raises(KeyError), seeded(1, model):
+        raise KeyError
+    assert (np.random.rand(), random.random()) == expected  # noqa: NPY002
 
 
 def test_a_fresh_model_keeps_mode_and_mixed_dtypes() -> None:

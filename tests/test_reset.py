@@ -117,19 +117,31 @@ def test_biases_go_back_and_all_else_stays_bit_identical(name: str, where: Any, 
 
 
 def test_gates_and_packed_projections_have_biases_too() -> None:
-    model = nn.ModuleList([nn.LSTM(3, 4), nn.MultiheadAttention(8, 2)])
+    model = nn.ModuleList([nn.LSTM(3, 4), nn.MultiheadAttention(8, 2, add_bias_kv=True)])
     first = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-    expected = {"0.bias_ih_l0", "0.bias_hh_l0", "1.in_proj_bias", "1.out_proj.bias"}
+    expected = {"0.bias_ih_l0", "0.bias_hh_l0", "1.in_proj_bias", "1.out_proj.bias"}  # its bias_k and bias_v are tokens
     assert set(reset_(model, first, where="everything", only="biases")) == expected
     assert changed(model, {name: value + 1 for name, value in first.items()}) == expected
 
 
+def test_biases_that_train_are_reset_whatever_their_weights_are_and_frozen_ones_are_not() -> None:
+    tuned, normed, frozen = nn.Linear(3, 3), torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 3)
+    model = nn.Sequential(tuned, normed, frozen, nn.LayerNorm(3))
+    tuned.weight.requires_grad_(False)
+    frozen.bias.requires_grad_(False)
+    first = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    assert reset_(model, first, only="biases") == ["0.bias", "1.bias"]
+
+
 def test_a_model_without_biases_is_refused_at_the_start() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
-    with pytest.raises(ValueError, match=r"where='everything' has no layer with a bias.*leave out only=\"biases\""):
+    with pytest.raises(ValueError, match=r"where='everything': no layer there has a bias that trains"):
         Learner(model, torch.optim.Adam(model.parameters()), methods=LayerReset("everything", only="biases")).begin()
     with pytest.raises(ValueError, match=r"LayerReset\(only='bias'\): only must be \"biases\" or None"):
         LayerReset(only="bias")  # pyright: ignore[reportArgumentType]

@@ -3,7 +3,7 @@
     θ <- θ₀    (the run's first values)    or    θ <- a fresh draw
 
 of the whole network (`FullReset`) or of some layers (`LayerReset`), or of their biases alone, which is of no paper: FIRE
-leaves biases as they are, and in a network without norms nothing else keeps them small. The rule that is named after the
+leaves biases as they are. The rule that is named after the
 head is that of the Soft Weight Rescaling paper: all fully connected layers, and in a network that has no others (an MLP) the
 last of them. That paper has no transformers; the body of one is linear layers, with or without a convolution that cuts
 patches, so here its head is the last of them too.
@@ -19,6 +19,7 @@ Departures from released code, each for a reason:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +30,7 @@ from torch.optim import Optimizer
 
 from ..chain import output_layers
 from ..inventory import take_inventory
+from ..layers import NORMS
 from ..learner import Learner
 from ..method import Method
 from ..optim import as_one, check_clearable, clear_state_, holds
@@ -36,6 +38,8 @@ from ..states import check_not_shared, named_tensors, plain
 from ..task import Task
 from ..units import original
 from ..weights import Where, select
+
+_BIAS = re.compile(r"bias|in_proj_bias|bias_[ih]h(_\w+)?")  # not bias_k and bias_v of attention, which are tokens
 
 
 @torch.no_grad()
@@ -52,7 +56,7 @@ def reset_(
     source: a newly initialised model of the same build, or a state dict of it.
     where: "all" for every parameter and buffer but those of frozen layers, else the layers whose weights `weights.select`
         finds, biases included.
-    only: "biases" for the biases of these layers alone.
+    only: "biases" for those of these layers alone, as far as they train; shifts of norms are none, with "all" neither.
     optimizer: forget its state of the written parameters.
 
     >>> model, other = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -66,7 +70,7 @@ def reset_(
     given = named_tensors(source) if isinstance(source, nn.Module) else {plain(key): source[key] for key in source}
     written = named_tensors(model)
     if only == "biases":
-        written = {name: written[name] for name in biases(model, "everything" if where == "all" else where)}
+        written = {name: written[name] for name in biases(model, where)}
     elif where == "all":
         fixed = _frozen(model)
         written = {name: tensor for name, tensor in written.items() if name not in fixed}
@@ -115,11 +119,24 @@ def layer_tensors(model: nn.Module, where: Where) -> list[str]:
     return [name for name in tensors if name.rpartition(".")[0] in layers]
 
 
-def biases(model: nn.Module, where: Where) -> list[str]:
-    """Names of the biases of the layers whose weights `where` selects; raises if there are none."""
-    found = [name for name in layer_tensors(model, where) if "bias" in name.rpartition(".")[2]]
+def biases(model: nn.Module, where: Where | Literal["all"]) -> list[str]:
+    """Names of biases that train; raises if there are none.
+
+    where: "all" or "everything" for those of every layer but norms, also where its weight is frozen or computed from other
+        parameters, else of the layers whose weights `weights.select` finds.
+    """
+    chosen = None if where in ("all", "everything") else set(layer_tensors(model, where))
+    found = []
+    for prefix, module in original(model).named_modules():
+        for key, parameter in module._parameters.items():
+            name = plain(f"{prefix}.{key}" if prefix else key)
+            kept = _BIAS.fullmatch(key) and parameter is not None and parameter.requires_grad
+            if kept and not isinstance(module, NORMS) and (chosen is None or name in chosen):
+                found.append(name)
     if not found:
-        raise ValueError(f'where={where!r} has no layer with a bias: name one that has, or leave out only="biases"')
+        raise ValueError(
+            f"where={where!r}: no layer there has a bias that trains, so there is nothing to reset: leave it out"
+        )
     return found
 
 
