@@ -156,6 +156,7 @@ def of_fire() -> dict[str, list[str]]:
         "classes-cifar100-drops-so-far": around_boundaries(of_classes, "test_accuracy", (1, 2, 5, 10)),
         "chunks-cifar100": late_in_tasks(in_chunks, "test_accuracy", (1, 2, 3, 4, 5, 7, 10)),
         "chunks-cifar100-seeds": learnt(chunks, (7, 8, 9, 10)),
+        "chunks-cifar100-tested": against(ends(Table("biases-chunks-cifar100", {})), "FIRE, first biases", ("FIRE",), 3),
         "chunks-cifar100-drops": around_boundaries(in_chunks, "test_accuracy", (10, 100)),
         "after-the-reset": after_the_reset("fire-2a-cifar10"),
         "after-the-reset-in-training": after_the_reset("fire-5b-cifar10"),
