@@ -88,7 +88,7 @@ def around_boundaries(arms: Mapping[str, Sequence[Run]], figure: str, epochs: Se
 def learnt(arms: Mapping[str, Sequence[Run]], tasks: Sequence[int]) -> list[str]:
     """Seed by seed: test accuracy late in tasks; of training images, at tasks' ends and in the worst task at its best."""
     of_ends = f"train, ends of tasks {tasks[0]} to {tasks[-1]}"
-    rows = head(["", "seed", "test, mean of 2 to 10", "test, task 10", of_ends, "train, best epoch of the worst task"])
+    rows = head(["", "seed", "test, all but the first task", "test, the last", of_ends, "train, best epoch of the worst"])
     for arm, run in ((arm, run) for arm, runs in arms.items() for run in sorted(runs, key=lambda run: run.seed)):
         tested, trained = [*late(run, "test_accuracy").values()], ends_of_tasks(run, "online_accuracy")
         best = dict[int, float]()

@@ -51,6 +51,7 @@ from result_times import at_full_size, times
 
 from replastic.record import Run
 from replastic.report import best
+from replastic.report.best import best_points
 from replastic.report.summary import summary_lines
 
 ROOT = Path(__file__).parent.parent
@@ -319,8 +320,9 @@ def of_swr_chunks() -> dict[str, list[str]]:
     blocks["swr-figure-4-cifar100"] = late_in_tasks(harder, "test_accuracy", (1, 2, 3, 4, 5, 7, 10))
     blocks["swr-figure-4-cifar100-drops"] = around_boundaries(harder, "test_accuracy", (10, 100))
     blocks["swr-figure-4-cifar100-train"] = over_tasks(harder, "online_accuracy", ((1, 1), (2, 4), (5, 7), (8, 10)), harder)
-    gathered = chosen_arms("swr-figure-3-cifar10", after=6)  # L2 and L2 Init were stopped in their seventh task
-    gathered |= {"SWR, rate=0.001": arms_in("swr-figure-3-cifar10", stopped=True)["SWR, rate=0.001"]}
+    every = arms_in("swr-figure-3-cifar10", stopped=True)  # L2 and L2 Init were, in their seventh task
+    ended = best_points(run for runs in every.values() for run in runs if run.status == "finished")
+    gathered = chosen_arms("swr-figure-3-cifar10", after=6) | {one.arm: every[one.arm] for one in ended.values()}
     blocks["swr-figure-3-cifar10"] = late_in_tasks(gathered, "test_accuracy", (1, 2, 4, 6, 8, 10))
     blocks["swr-figure-3-cifar10-drops"] = around_boundaries(gathered, "test_accuracy", (10, 100))
     blocks["swr-figure-3-cifar10-train"] = over_tasks(gathered, "online_accuracy", ((1, 3), (4, 6), (7, 10)), gathered)

@@ -3,10 +3,9 @@
     θ <- θ₀    (the run's first values)    or    θ <- a fresh draw
 
 of the whole network (`FullReset`) or of some layers (`LayerReset`), or of their biases alone, which is of no paper: FIRE
-leaves biases as they are. The rule that is named after the
-head is that of the Soft Weight Rescaling paper: all fully connected layers, and in a network that has no others (an MLP) the
-last of them. That paper has no transformers; the body of one is linear layers, with or without a convolution that cuts
-patches, so here its head is the last of them too.
+leaves biases as they are. The rule that is named after the head is that of the Soft Weight Rescaling paper: all fully
+connected layers, and in a network that has no others (an MLP) the last of them. That paper has no transformers; the body of
+one is linear layers, with or without a convolution that cuts patches, so here its head is the last of them too.
 
 Nikishin, Schwarzer, D'Oro, Bacon & Courville: The Primacy Bias in Deep Reinforcement Learning, ICML 2022; as baselines in
 FIRE (appendix D, "full reset") and in Soft Weight Rescaling (appendix D.2, "head reset").
