@@ -49,6 +49,10 @@ def python2_pickle(pixels: np.ndarray, **lists: list[int]) -> bytes:
     return content + b"u."
 
 
+DOUBLED = b"q\0h\0\x86" * 60  # makes of the tuple on top one with 2**60 entries in it
+ARRAY = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(tR"  # an empty array, before its state
+
+
 def tar(path: Path, members: dict[str, bytes], *special: tarfile.TarInfo) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         for name, content in members.items():
@@ -298,9 +302,9 @@ def test_a_pickle_reaches_nothing_beside_the_names_of_an_array(name: str) -> Non
 
 def test_a_pickle_cannot_change_what_stands_in_for_numpy() -> None:
     # BUILD with a pair sets attributes: here on the stand-in of _reconstruct.
-    content = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(N}X\x0c\x00\x00\x00__defaults__Nstb."
-    with pytest.raises(ValueError, match="is not a batch of CIFAR"):
-        formats.cifar_pickle(content, "file", "labels")
+    for state in (b"(N}X\x0c\x00\x00\x00__defaults__Nst", b"}X\x0c\x00\x00\x00__defaults__Ns"):
+        with pytest.raises(ValueError, match="attributes of a method"):
+            formats.cifar_pickle(ARRAY[:-3] + state + b"b.", "file", "labels")
     formats.cifar_pickle(python2_pickle(PIXELS, labels=LABELS), "file", "labels")
 
 
@@ -313,6 +317,13 @@ def test_a_pickle_cannot_change_what_stands_in_for_numpy() -> None:
         (b"\x80\x04\x8e" + struct.pack("<Q", 2**50) + b"x.", "is not a batch of CIFAR"),
         (b"\x80\x02]r" + struct.pack("<I", 2**27) + b".", "pickled list"),  # a place in the memo that costs 2 GB in C
         (pickle.dumps([1]), "is a pickled list and not the dict"),
+        # 2**60 entries in a few hundred bytes, to be hashed, printed or multiplied
+        (b"\x80\x02})" + DOUBLED + b"Ns.", "key that is not a string"),
+        (b"\x80\x02}()" + DOUBLED + b"Nu.", "key that is not a string"),
+        (b"\x80\x02()" + DOUBLED + b"Nd.", "is not a batch of CIFAR"),
+        (b"\x80\x02\x8f()" + DOUBLED + b"\x90.", "is not a batch of CIFAR"),
+        (ARRAY + b"(K\x01)" + DOUBLED + b"\x85NNNtb.", "an array whose shape is not one or two sizes"),
+        (b"\x80\x02c_codecs\nencode\nU\x01a)" + DOUBLED + b"\x86R.", "an encoding other than latin1"),
         (pickle.dumps({"labels": LABELS}), 'has no array "data"'),
         (pickle.dumps({"data": PIXELS[:, :-1], "labels": LABELS}, protocol=2), 'has no array "data"'),
         (pickle.dumps({"data": PIXELS.astype(float), "labels": LABELS}, protocol=2), "not of unsigned bytes"),

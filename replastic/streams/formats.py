@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -180,6 +180,9 @@ class _PickledArray:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, content = state
+        # Products and texts of other shapes can take for ever: a tuple may hold another twice, and that one a third twice.
+        if not isinstance(shape, tuple) or len(shape) > 2 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+            raise pickle.UnpicklingError("it has an array whose shape is not one or two sizes")
         if not isinstance(dtype, _PickledDtype) or dtype.code not in ("u1", "|u1", "uint8"):
             raise pickle.UnpicklingError("it has an array that is not of unsigned bytes")
         if not isinstance(content, bytes) or math.prod(shape) != len(content):
@@ -187,14 +190,67 @@ class _PickledArray:
         self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
+_INSTRUCTIONS = b"".join(
+    getattr(pickle, name)
+    for name in (
+        *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET"),
+        *(
+            "NONE",
+            "NEWTRUE",
+            "NEWFALSE",
+            "INT",
+            "BININT",
+            "BININT1",
+            "BININT2",
+            "LONG",
+            "LONG1",
+            "LONG4",
+            "FLOAT",
+            "BINFLOAT",
+        ),
+        *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+        *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+        *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
+        *("EMPTY_DICT", "SETITEM", "SETITEMS", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
+    )
+)
+
+
 class _CifarUnpickler(pickle._Unpickler):
     """Reads dicts, lists, numbers, strings and arrays of bytes, and makes nothing else.
 
-    Of the names in a pickle it knows those with which numpy writes an array, and stands in for each: not even numpy's own
-    functions are called, since they would take memory, or objects, on the file's word. The stand-ins are bound methods,
-    whose attributes a pickle cannot set. The base is pickle's Python version, because the one in C takes as much memory as
-    a number in the file tells it to.
+    Keys are strings: to hash a tuple is to go through all that is in it, and a few bytes can name the same tuples again
+    and again. Of the names in a pickle it knows those with which numpy writes an array, and stands in for each: not even
+    numpy's own functions are called, since they would take memory, or objects, on the file's word. The base is pickle's
+    Python version, because the one in C takes as much memory as a number in the file tells it to.
     """
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code in _INSTRUCTIONS
+    }
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._fill([key, value])
+
+    def load_setitems(self) -> None:
+        self._fill(self.pop_mark())
+
+    def load_build(self) -> None:
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], _PickledArray | _PickledDtype):
+            raise pickle.UnpicklingError(f"it sets attributes of a {type(self.stack[-1]).__name__}")
+        self.stack[-1].__setstate__(state)
+
+    dispatch |= {pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems, pickle.BUILD[0]: load_build}
+
+    def _fill(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not dict or not all(isinstance(key, str | bytes) for key in items[::2]):
+            raise pickle.UnpicklingError("it has a key that is not a string")
+        target.update(zip(items[::2], items[1::2], strict=True))
 
     def find_class(self, module: str, name: str) -> Any:
         known = {
@@ -217,7 +273,7 @@ class _CifarUnpickler(pickle._Unpickler):
     def _encode(self, text: str, encoding: str = "latin1") -> bytes:
         """How Python 3 writes bytes into a pickle that Python 2 can read."""
         if encoding not in ("latin1", b"latin1"):
-            raise pickle.UnpicklingError(f"it has bytes that are encoded in {encoding!r}")
+            raise pickle.UnpicklingError("it has bytes in an encoding other than latin1")
         return text.encode("latin1")
 
 
