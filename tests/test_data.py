@@ -20,7 +20,7 @@ import torch
 
 from replastic.streams import data
 from replastic.streams.data import DATA_SETS, load
-from replastic.streams.published import PUBLISHED
+from replastic.streams.published import PUBLISHED, content_hash
 
 from .test_formats import idx, picture, python2_pickle, tar
 
@@ -121,9 +121,37 @@ def test_a_set_of_another_size_than_published_is_read_with_a_warning(
         load("mnist", tmp_path)
         assert "has 6 + 3 images, and mnist as published 60000 + 10000" in caplog.text
         caplog.clear()
-        monkeypatch.setitem(PUBLISHED, "mnist", replace(PUBLISHED["mnist"], samples=(6, 3)))
+        expected = content_hash(
+            *(IDX[f"{split}-{kind}"] for split in ("train", "t10k") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+        )
+        monkeypatch.setitem(PUBLISHED, "mnist", replace(PUBLISHED["mnist"], samples=(6, 3), content=(expected,)))
         load("mnist", tmp_path)
         assert not caplog.text
+
+
+@pytest.mark.parametrize("part", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"])
+def test_files_that_were_there_before_are_compared_with_what_was_published(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    names = [f"{split}-{kind}" for split in ("train", "t10k") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    expected = content_hash(*(IDX[name] for name in names))
+    monkeypatch.setitem(PUBLISHED, "mnist", replace(PUBLISHED["mnist"], samples=(6, 3), content=(expected,)))
+    changed = IDX[part].copy()
+    changed.flat[0] ^= 1
+    write_idx(tmp_path, "{}.gz".format, **{part.partition("-idx")[0].replace("-", "_"): changed})
+    with caplog.at_level(logging.WARNING):
+        load("mnist", tmp_path, download=False)
+    assert str(tmp_path) in caplog.text
+    assert expected in caplog.text
+
+
+def test_the_archive_of_tiny_imagenet_is_compared_with_its_published_md5(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tiny(tmp_path, packed=True)
+    with caplog.at_level(logging.WARNING):
+        load("tiny_imagenet", tmp_path)
+    assert "expected 90528d7ca1a48142e341f4ef8d21d0de" in caplog.text
 
 
 def test_labels_that_do_not_fit_the_images_or_the_classes_are_named(tmp_path: Path) -> None:

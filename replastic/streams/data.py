@@ -1,7 +1,8 @@
 """Data sets: `load("cifar10")` finds the published files, fetches them if they are not there, and reads them.
 
 Files are looked for under `root`: what is given, else the environment variable REPLASTIC_DATA, else ~/.cache/replastic. They
-are taken as they lie there, folder or archive, and never unpacked. Downloads are compared with the published md5.
+are read where they are, folder or archive, and never unpacked. Downloads are compared with the published md5, and what is
+read from files that were there before with a hash of the published images and labels.
 
 Departures: FIRE's released code normalises the test images of CIFAR-100 with the mean and deviation of the test set. Here
 those of the training set serve both, as everywhere else: what a model is tested on must not decide how it is seen.
@@ -9,6 +10,7 @@ those of the training set serve both, as everywhere else: what a model is tested
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
@@ -33,10 +35,22 @@ from .formats import (
     read_npz,
 )
 from .images import ImageData, Split, shuffled
-from .published import FIRST_LABELS, IDX_FILES, PUBLISHED, Place, fetch, find_archive, idx_files, lacking, root_of
+from .published import (
+    FIRST_LABELS,
+    IDX_FILES,
+    PUBLISHED,
+    Place,
+    content_hash,
+    fetch,
+    find_archive,
+    idx_files,
+    lacking,
+    root_of,
+)
 
 _log = logging.getLogger(__name__)
 _COUNTED_AT_ONCE = 2**24  # bytes of images
+_ALTERED = "differs from the published {}: delete it to have it downloaded again, or load your own version as npz or folder"
 
 
 def load(name: str, root: Place = None, *, download: bool = True, **options: object) -> ImageData:
@@ -92,6 +106,8 @@ def tiny_imagenet(root: Place = None, *, download: bool = True, cache: bool = Tr
         classes = sorted(set(tree.lines("wnids.txt")))
         arrays = _recalled(kept, tree.fingerprint) if cache else None
         if arrays is None:
+            if path.is_file():
+                _check_archive("tiny_imagenet", path)
             arrays = _decode_tiny(tree, classes)
             if cache:
                 _keep(kept, arrays | {"fingerprint": tree.fingerprint})
@@ -329,8 +345,19 @@ def _as_published(name: str, path: Path, train: Split, test: Split, classes: int
     if (len(train), len(test)) != published.samples:
         found = f"{len(train)} + {len(test)}"
         _log.warning("%s: has %s images, and %s as published %d + %d", path, found, name, *published.samples)
+    elif published.content:
+        found = content_hash(*(array.numpy() for split in (train, test) for array in (split.images, split.labels)))
+        if found not in published.content:
+            _log.warning("%s: %s, SHA-256 %s, expected %s", path, _ALTERED.format(name), found, published.content[0])
     _check_shapes(path, train, test)
     return ImageData(name, train, test, classes, published.mean, published.std)
+
+
+def _check_archive(name: str, path: Path) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "md5").hexdigest()
+    if found != (expected := PUBLISHED[name].files[path.name]):
+        _log.warning("%s: %s, md5 %s, expected %s", path, _ALTERED.format(name), found, expected)
 
 
 def _of_splits(name: str, train: Split, test: Split, classes: int, validation: Split | None = None) -> ImageData:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 Place = str | Path | None
 
@@ -19,6 +22,7 @@ class Published:
     places: tuple[str, ...]  # under the root, in the order in which they are looked at
     addresses: tuple[str, ...]  # tried in this order
     files: dict[str, str]  # md5 by name
+    content: tuple[str, ...]  # `content_hash` of train and test, with each choice of labels; none where a decoder decides
     samples: tuple[int, int]  # train, test
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -37,6 +41,7 @@ PUBLISHED = {
             "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
             "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c",
         ),
+        ("06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16",),
         (60000, 10000), (0.1307,), (0.3081,),
     ),
     "fashion_mnist": Published(
@@ -49,26 +54,41 @@ PUBLISHED = {
             "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
             "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310",
         ),
+        ("ca3ab2a37f845e1b8ae23cab1b51749a3011ba3bf1d9016176d75cbaabac376f",),
         (60000, 10000), (0.2860,), (0.3530,),
     ),
     "cifar10": Published(
         ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"),
         _TORONTO, {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
+        ("80387ddb9a0edf3fc4a964ee3770296169bb26a651050df20035579673099660",),
         (50000, 10000), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
     ),
     "cifar100": Published(
         ("cifar-100-python", "cifar-100-binary", "cifar-100-python.tar.gz", "cifar-100-binary.tar.gz"),
         _TORONTO, {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
+        (
+            "84b86054909012b11f3c2443ad844f6353586312facc59cd4b8385c15ada0166",
+            "a57e43271627678355e99e24c2625f5de7e29401a079791f3b6a74ce3aedf20c",  # coarse labels
+        ),
         (50000, 10000), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
     ),
     "tiny_imagenet": Published(
         ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
         ("http://cs231n.stanford.edu/",), {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
+        (),
         (100000, 10000), (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821),
     ),
 }  # fmt: skip
 # Both sets use the same file names. Files of one that lie where the other is looked for are known by their first labels.
 FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}
+
+
+def content_hash(*arrays: np.ndarray) -> str:
+    """SHA-256 of images and labels as bytes: the same whether they were read from archives, folders or repacked files."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, np.uint8).data)
+    return digest.hexdigest()
 
 
 def root_of(root: Place) -> Path:
