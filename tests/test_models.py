@@ -2,7 +2,9 @@
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 from torch import nn
 
 from replastic.learner import Learner
-from replastic.methods import fire_
+from replastic.method import Method
+from replastic.methods import CBP, FullReset, LayerReset, ShrinkAndPerturb, fire_
 from replastic.models import CNN, MLP, MODELS, VGG, ConvNet, ResNet, ViT, build_model
 from replastic.models.parts import CReLU
 from replastic.units import find_units
@@ -232,6 +235,111 @@ def test_a_kaiming_cnn_has_wider_weights_and_no_shifts_also_when_it_is_drawn_ane
             assert layer.bias is None or not layer.bias.any()
 
 
+def layers_of(model: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+
+
+def variance_of(layer: Any, init: str) -> float:
+    """As the released code of L2-ER has it: ConvNet in flax's default, ResNet by variance scaling."""
+    taps = math.prod(getattr(layer, "kernel_size", ()))
+    if init == "lecun":
+        return 1 / (taps * (layer.in_channels if isinstance(layer, nn.Conv2d) else layer.in_features))
+    return 2 / (taps * layer.out_channels) if isinstance(layer, nn.Conv2d) else 1 / layer.out_features
+
+
+def assert_drawn_by(weight: torch.Tensor, variance: float, what: str) -> None:
+    """A normal law that is cut off at two of its deviations, and has this variance after that."""
+    bound = 2 * variance**0.5 / 0.8796256610342398
+    assert weight.abs().max() <= bound * (1 + 1e-6), what
+    if weight.numel() > 500:
+        assert weight.abs().max() > 0.93 * bound, what  # seven values in a thousand are
+    error = 0.6 * variance**0.5 / weight.numel() ** 0.5  # of a sample's deviation
+    assert abs(weight.std() - variance**0.5) < 5 * error, what
+    assert abs(weight.mean()) < 5 * (variance / weight.numel()) ** 0.5, what
+
+
+@pytest.mark.parametrize("init", ["lecun", "kaiming_fan_out"])
+@pytest.mark.parametrize("make", [partial(ConvNet, 20, padded=True), partial(ResNet, 30, hidden=[384, 512], bias=True)])
+def test_released_laws_hold_in_every_layer_and_biases_are_zero(make: Callable[..., nn.Module], init: str) -> None:
+    torch.manual_seed(0)
+    model = make(init=init)
+    fans = {(layer.weight.shape[0], layer.weight.shape[1]) for _, layer in layers_of(model)}
+    assert any(made > read for made, read in fans), "fan-in and fan-out can be told apart"
+    assert any(made < read for made, read in fans)
+    for name, layer in layers_of(model):
+        assert_drawn_by(layer.weight, variance_of(layer, init), name)
+        assert not layer.bias.any(), name
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            assert (layer.weight == 1).all()
+            assert not layer.bias.any()
+            assert not layer.running_mean.any()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("make", [partial(ConvNet, channels=[4, 5, 6]), partial(ResNet, widths=[4, 6], blocks=[1, 2])])
+def test_default_weights_are_what_torch_draws_layer_by_layer(make: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    drawn_after = torch.rand(3)
+    torch.manual_seed(0)
+    for name, layer in layers_of(model):
+        again = type(layer)(**{key: getattr(layer, key) for key in _ARGUMENTS[type(layer)]}, bias=layer.bias is not None)
+        assert torch.equal(again.weight, layer.weight), name
+        assert layer.bias is None or torch.equal(again.bias, layer.bias), name
+    assert torch.equal(torch.rand(3), drawn_after)
+
+
+_ARGUMENTS = {
+    nn.Conv2d: ["in_channels", "out_channels", "kernel_size", "stride", "padding"],
+    nn.Linear: ["in_features", "out_features"],
+}
+
+
+RELEASED = {
+    "lecun": partial(ConvNet, padded=True, init="lecun"),
+    "kaiming_fan_out": partial(ResNet, widths=[16, 24], blocks=[1, 2], bias=True, init="kaiming_fan_out"),
+}
+
+
+@pytest.mark.parametrize("init", RELEASED)
+@pytest.mark.parametrize(
+    ("method", "share"),
+    [(partial(FullReset, "fresh"), 1.0), (LayerReset, 1.0), (partial(ShrinkAndPerturb, 0.5, "fresh"), 0.5)],
+)
+def test_methods_redraw_weights_by_the_law_of_the_model(init: str, method: Callable[[], Method], share: float) -> None:
+    torch.manual_seed(0)
+    model: Any = RELEASED[init]()
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=method())
+    learner.begin()
+    before = [layer.weight.detach().clone() for _, layer in layers_of(model)]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    learner.begin()
+    changed = [(name, layer) for name, layer in layers_of(model) if layer.weight.any()]
+    assert len(changed) == sum(isinstance(layer, nn.Linear) or method is not LayerReset for _, layer in layers_of(model))
+    for name, layer in changed:
+        assert_drawn_by(layer.weight.detach() / share, variance_of(layer, init), name)
+        assert not layer.bias.any(), name
+    assert not any(torch.equal(old, layer.weight / share) for old, (_, layer) in zip(before, layers_of(model), strict=True))
+
+
+@pytest.mark.parametrize("init", RELEASED)
+def test_units_are_redrawn_by_the_law_of_the_model(init: str) -> None:
+    torch.manual_seed(0)
+    model: Any = RELEASED[init]()
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=CBP())
+    assert len(learner.units.groups) >= 4
+    for group in learner.units.groups:
+        layer: Any = model.get_submodule(group.name)
+        with torch.no_grad():
+            layer.weight.fill_(9.0)
+            layer.bias.fill_(9.0)
+        learner.reset_units(group, torch.ones(group.size, dtype=torch.bool))
+        assert_drawn_by(layer.weight.detach(), variance_of(layer, init), group.name)
+        assert not layer.bias.any()
+
+
 @pytest.mark.parametrize("kind", [*NORMED, "vit"])
 def test_channels_last_images_give_the_same_scores(kind: str, device: torch.device) -> None:
     model, images = build(kind)
@@ -280,11 +388,10 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(kind: str, option
         build(kind, **option)
 
 
-def test_an_unknown_init_is_an_error() -> None:
-    with pytest.raises(ValueError, match='init=\'orthogonal\': give "default" or "kaiming"'):
-        MLP(6, [5], 3, init="orthogonal")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match='init=\'xavier\': give "default" or "kaiming"'):
-        CNN(3, 32, 10, init="xavier")  # type: ignore[arg-type]
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "convnet", "resnet"])
+def test_an_unknown_init_is_an_error_that_lists_the_known_ones(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"init='xavier': .*'default', 'kaiming', 'lecun', 'kaiming_fan_out'"):
+        build(kind, init="xavier")
 
 
 def test_images_that_shrink_to_nothing_are_an_error() -> None:

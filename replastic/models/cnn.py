@@ -17,7 +17,8 @@ from .parts import Activation, Init, Initialised, Norm, check_sizes, dense_layer
 class CNN(Initialised):
     """Convolutions with norm, activation and pooling, then linear layers.
 
-    size: height and width of the images. init: "default", as torch draws, or "kaiming": see `Initialised`.
+    size: height and width of the images.
+    init: how weights are drawn, "default" as torch does: see `parts.initialise_`.
 
     >>> sum(parameter.numel() for parameter in CNN(3, 32, 10).parameters())
     48742

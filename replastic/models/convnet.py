@@ -6,6 +6,9 @@ again by L2-ER, appendix H.1, with 2000 tasks of two classes and images of 32x32
 That listing does not say how the convolutions are padded. In the code of the first paper they are not, as here by default:
 images of 32x32 leave the last pooling as 2x2. In the released code of L2-ER they are, by its framework's default, and leave
 it as 4x4: padded=True, 373,826 parameters.
+
+Nor does L2-ER say how weights are drawn. Its released code leaves that to its framework, too: LeCun's normal law and zero
+biases, init="lecun".
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Activation, Norm, check_sizes, dense_layers, make_activation, make_norm, width_after
+from .parts import Activation, Init, Initialised, Norm, check_sizes, dense_layers, make_activation, make_norm, width_after
 
 
-class ConvNet(nn.Sequential):
+class ConvNet(Initialised):
     """Convolutions, each with activation and 2x2 max-pooling, then linear layers: numbered as in the paper's listing.
 
     size: height and width of the images.
@@ -25,6 +28,7 @@ class ConvNet(nn.Sequential):
     hidden: widths of the linear layers before the last.
     padded: whether convolutions keep the size of what they read.
     norm: after each convolution; the papers have none.
+    init: how weights are drawn, "default" as torch does: see `parts.initialise_`.
 
     >>> sum(parameter.numel() for parameter in ConvNet().parameters())
     177218
@@ -42,6 +46,7 @@ class ConvNet(nn.Sequential):
         activation: Activation = "relu",
         norm: Norm = "none",
         padded: bool = False,
+        init: Init = "default",
     ) -> None:
         if len(channels) != len(kernels):
             raise ValueError(
@@ -61,4 +66,4 @@ class ConvNet(nn.Sequential):
                     f"images of {size}x{size} are too small for convolutions of {list(kernels)} with a pooling after each: "
                     "give larger images, smaller kernels, fewer of them, or padded=True"
                 )
-        super().__init__(*layers, *dense_layers(width * side * side, hidden, classes, activation))
+        super().__init__(*layers, *dense_layers(width * side * side, hidden, classes, activation), init=init)

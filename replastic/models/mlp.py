@@ -12,7 +12,8 @@ from .parts import Activation, Init, Initialised, Norm, check_sizes, make_activa
 class MLP(Initialised):
     """Linear layers with an activation after each but the last. Inputs of any shape are flattened.
 
-    init: "kaiming" is L2-ER's (its text does not speak of biases; zero is its framework's default); "default" is torch's.
+    init: "kaiming" is L2-ER's (its text does not speak of biases; zero is its framework's default); "default" is torch's:
+        see `parts.initialise_`.
 
     >>> sum(parameter.numel() for parameter in MLP(784, [100, 100], 10).parameters())
     89610

@@ -1,7 +1,8 @@
 """ResNet-18 for 32x32 images: a 3x3 stem without pooling, as FIRE and L2-ER use it on CIFAR.
 
 FIRE's form has one hidden layer of 512 before the classifier (hidden=[512], 11.44 M parameters for ten classes); the form
-of L2-ER has two of them and biases in its convolutions.
+of L2-ER has two of them and biases in its convolutions. L2-ER's released code draws weights by fan-out, with zero biases:
+init="kaiming_fan_out"; its text does not say how.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .parts import Activation, Norm, check_sizes, dense_layers, make_activation, make_norm, width_after
+from .parts import Activation, Init, Norm, check_sizes, dense_layers, initialise_, make_activation, make_norm, width_after
 
 
 class ResNet(nn.Module):
     """Basic blocks, average pooling, linear layers.
+
+    init: how weights are drawn, "default" as torch does: see `parts.initialise_`.
 
     >>> sum(parameter.numel() for parameter in ResNet().parameters())
     11436618
@@ -31,6 +34,7 @@ class ResNet(nn.Module):
         activation: Activation = "relu",
         norm: Norm = "batch",
         bias: bool = False,
+        init: Init = "default",
     ) -> None:
         super().__init__()
         if len(widths) != len(blocks):
@@ -53,6 +57,12 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*stages)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Sequential(*dense_layers(width, hidden, classes, activation))
+        self.init = init
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Redraw by `init`, after the layers were re-initialised by torch's law."""
+        initialise_(self, self.init)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.pool(self.blocks(self.stem(images))))
