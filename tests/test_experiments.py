@@ -128,6 +128,7 @@ def test_every_arm_trains_and_gives_the_figures_it_is_there_for(file: str, monke
             found = rows[2 * len(tasks) - 2 if "start" in measuring.at else -1]["measures"]  # of the last task
             wanted = [*measuring.names, *(["hessian_spectrum"] if measuring.spectrum else [])]
             wanted += ["loss_slice"] if measuring.slice else []
+            wanted = [name if split == "train" else f"{split}/{name}" for split in measuring.on for name in wanted]
             assert all(any(key.startswith(name) for key in found) for name in wanted), (arm, found)
             assert "not_measured" not in found, (arm, found)
 
@@ -284,6 +285,29 @@ def test_class_pairs_stand_in_for_continual_imagenet() -> None:
     for name, arm in wanted.arms.items():
         released = [(method, {**given, "every": 12} if "every" in given else given) for method, given in arm.methods]
         assert (list(pairs.arms[name].methods), pairs.arms[name].training) == (released, arm.training)
+
+
+@pytest.mark.parametrize(
+    ("file", "init", "last"),
+    [
+        ("continual-imagenet", "lecun", ["10", "12"]),
+        ("class-pairs-cifar100", "lecun", ["10", "12"]),
+        ("incremental-cifar", "kaiming_fan_out", ["head.1", "head.3"]),
+    ],
+)
+def test_convolutional_networks_of_spectral_collapse_begin_and_are_measured_as_released(
+    file: str, init: str, last: list[str]
+) -> None:
+    experiment = experiment_of(f"spectral-collapse/{file}.toml")
+    assert experiment.model[1]["init"] == init
+    (figure_6,) = [measuring for measuring in experiment.measures if "effective_rank" in measuring.names]
+    assert (figure_6.names, figure_6.on, figure_6.at) == (["dead_fraction", "effective_rank"], ["test"], ["end"])
+    with torch.device("meta"):
+        model = build_model(experiment.model[0], (3, 32, 32), 2, **experiment.model[1])
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
+    assert linear[:-1] == last, "its two hidden layers, which the figure is of"
+    for name in last:
+        assert f"/{name}" in experiment.about
 
 
 def test_spectral_collapse_has_the_papers_sizes() -> None:
