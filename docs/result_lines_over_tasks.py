@@ -150,14 +150,29 @@ def inside(arms: Mapping[str, Sequence[Run]], tasks: Sequence[int], order: Itera
     ]
     every = f"tasks {', '.join(map(str, tasks))}"
     rows = [f"| {every} | dead units, share | effective rank | ε-rank, share | largest eigenvalue |", "|---" * 5 + "|"]
-    for arm in order:
-        told = []
-        for figure, moment, digits in columns:
-            found = [measured(run, figure, moment) for run in arms[arm]]
-            seen = [[one[task] for one in found if task in one] for task in tasks]
-            told.append(", ".join(f"{mean(values):{digits}}" if values else "-" for values in seen))
-        rows.append(as_row([arm, *told]))
+    rows += [as_row([arm, *(_at_tasks(arms[arm], tasks, *column) for column in columns)]) for arm in order]
     return rows
+
+
+def last_two_layers(
+    arms: Mapping[str, Sequence[Run]], layers: tuple[str, str], tasks: Sequence[int], order: Iterable[str]
+) -> list[str]:
+    """Dead units and effective rank at the end of some tasks, in the last two hidden layers alone; means over seeds."""
+    columns: list[tuple[str, Moment, str]] = [
+        (f"{figure}/{layer}", "end", digits)
+        for figure, digits in (("dead_fraction", ".2f"), ("effective_rank", ".0f"))
+        for layer in layers
+    ]
+    names = [f"{name}, {place}" for name in ("dead units, share", "effective rank") for place in ("last but one", "last")]
+    rows = head([f"tasks {', '.join(map(str, tasks))}", *names])
+    return rows + [as_row([arm, *(_at_tasks(arms[arm], tasks, *column) for column in columns)]) for arm in order]
+
+
+def _at_tasks(runs: Sequence[Run], tasks: Sequence[int], figure: str, moment: Moment, digits: str) -> str:
+    """A measure in some tasks, one after the other; a mean over seeds."""
+    found = [measured(run, figure, moment) for run in runs]
+    seen = [[one[task] for one in found if task in one] for task in tasks]
+    return ", ".join(f"{mean(values):{digits}}" if values else "-" for values in seen)
 
 
 def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:

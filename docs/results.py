@@ -40,6 +40,7 @@ from result_lines_over_tasks import (
     curvature_and_accuracy,
     curvature_and_gain,
     inside,
+    last_two_layers,
     late_after_the_first,
     late_in_tasks,
     learnt,
@@ -214,6 +215,7 @@ def of_class_pairs() -> dict[str, list[str]]:
         "class-pairs-ahead": ahead(arms, "test_accuracy", level + below),
         "class-pairs-ahead-train": ahead(arms, "online_accuracy", level, ends_from_task_61),
         "class-pairs-inside": inside(arms, (31, 51, 91), order),
+        "class-pairs-last-layers": last_two_layers(arms, ("10", "12"), (1, 31, 61, 91), order),
         "class-pairs-curvature": curvature_and_accuracy(arms, "test_accuracy"),
     }
 
@@ -231,6 +233,9 @@ def of_incremental_cifar() -> dict[str, list[str]]:
         "incremental-cifar-before": repeated(arms, before, "test_accuracy"),
         "incremental-cifar-train": over_tasks(with_control, "online_accuracy", spans, [*INCREMENTAL, STRONG_L2]),
         "incremental-cifar-inside": inside(with_control, (5, 10, 20), [*INCREMENTAL, STRONG_L2]),
+        "incremental-cifar-last-layers": last_two_layers(
+            with_control, ("head.1", "head.3"), (1, 5, 10, 20), [*INCREMENTAL, STRONG_L2]
+        ),
         "incremental-cifar-curvature": curvature_and_gain(arms, "test_accuracy", "RESET", ((2, 10), (2, 20))),
     }
 

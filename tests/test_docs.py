@@ -239,3 +239,18 @@ def test_the_figures_of_the_results_are_those_of_the_records(monkeypatch: pytest
     results = load("docs/results.py", monkeypatch)
     for name in results.FIGURES:
         assert results.figure(name) == (ROOT / "docs/assets" / name).read_bytes(), "run python docs/results.py"
+
+
+def test_what_is_said_of_the_last_two_layers_is_in_their_tables() -> None:
+    text = (ROOT / "docs/results-spectral-collapse.md").read_text()
+
+    def ranks(marker: str, arm: str, at: int) -> list[str]:
+        (row,) = [line for line in between(text, marker).splitlines() if line.startswith(f"| {arm} |")]
+        return [cell.split(", ")[at] for cell in row.strip("| ").split(" | ")[-2:]]
+
+    bp, reset, l2_er = ("/".join(ranks("incremental-cifar-last-layers", arm, 1)) for arm in ("BP", "RESET", "L2-ER"))
+    prose = " ".join(text.split())
+    assert f"it is {bp} against {reset} at task 5 (L2-ER {l2_er})" in prose
+    first, last = (" and ".join(ranks("class-pairs-last-layers", "BP", at)) for at in (0, 3))
+    assert f"falls from {first} to {last}," in prose
+    assert f"collapses from {first} to {last} " in (ROOT / "docs/results.md").read_text()
