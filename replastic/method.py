@@ -19,8 +19,8 @@ class Method:
     """Base of all methods. Override one of `at_boundary`, `penalty` and `after_step`, and `start` if there is something
     to prepare; a `Learner` calls them.
 
-    from_task: the number of the first task in which the method acts. 1: as the FIRE paper's warm start has it for
-        regularisers, unit resets and Muon, which are absent from phase one.
+    from_task: the number of the first task in which the method acts. 1: as in the released code of FIRE's warm start, which
+        skips regularisers, unit resets and Muon in the first task; the paper's text does not say so.
     state: all that a checkpoint must carry: tensors, plain numbers, and lists and dicts of these.
     taken: whether a learner has it; what a method remembers is of one run.
     capturable: `after_step` and `penalty` may be part of a captured CUDA graph: fixed shapes, no branch on data.

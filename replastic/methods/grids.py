@@ -195,7 +195,7 @@ def _defaults(learning_rate: float, decay: float, er_rate: float, every: int, cb
 
 
 _FROM_PHASE_TWO: list[str] = ["parseval", "cbp", "redo", "l2_init", "snr", "muon"]
-_LATE: Fields = {"from_task": 1}  # absent from phase one of a warm start
+_LATE: Fields = {"from_task": 1}  # absent from the first task of a warm start, as in the released code
 DEFAULTS: dict[str, dict[str, Fields]] = {
     "fire/warm_start": dict.fromkeys(_FROM_PHASE_TWO, _LATE),
     "l2_er/permuted_mnist": _defaults(0.01, 0.001, 0.01, 100, (1e-6, 0.99, 100)),
