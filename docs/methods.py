@@ -5,7 +5,6 @@ python docs/methods.py
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import json
@@ -90,8 +89,8 @@ def rendered() -> str:
     record = json.loads((ROOT / "benchmarks/results/methods-cuda.json").read_text())
     costs = [run["networks"]["resnet18"] for run in record["runs"]]
     rows = [
-        "| `rp.METHODS[...]` | update | acts at | cost | file | lines | paper | departures |",
-        "|---|---|---|---|---|---|---|---|",
+        "| `rp.METHODS[...]` | update | acts at | cost | file | paper | departures |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, made in METHODS.items():
         module = sys.modules[made.__module__]
@@ -103,7 +102,6 @@ def rendered() -> str:
             _when(made),
             _cost(name, costs),
             f"`{file}.py`",
-            str(code_lines(module)),
             _paper(text),
             f"[{_departures(text)}](#{file.replace('_', '-')})",
         ]
@@ -120,22 +118,11 @@ def rendered_readme(text: str) -> str:
         names = [name for name, made in METHODS.items() if made.__module__ == module_name]
         when = dict.fromkeys(part for name in names for part in _when(METHODS[name]).split(", "))
         stem = Path(module.__file__ or "").stem
-        code = f"[{code_lines(module)} lines](replastic/methods/{stem}.py)"
+        code = f"[`{stem}.py`](replastic/methods/{stem}.py)"
         cells = [", ".join(f"`{name}`" for name in names), ", ".join(when), _paper(inspect.getdoc(module) or ""), code]
         rows.append("| " + " | ".join(cells) + " |")
     before, _, rest = text.partition("<!-- methods -->\n")
     return before + "<!-- methods -->\n" + "\n".join(rows) + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
-
-
-def code_lines(module: Any) -> int:
-    """Lines of a module with code on them: no blank ones, no comments, no docstrings."""
-    source = inspect.getsource(module)
-    docstrings = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = enumerate(source.splitlines(), start=1)
-    return sum(bool(line.strip()) and not line.strip().startswith("#") and n not in docstrings for n, line in lines)
 
 
 def _section(module_name: str) -> str:
