@@ -45,6 +45,11 @@ def check_acts(method: Method) -> None:
         raise TypeError(f"{kind.__name__} overrides none of {', '.join(_MOMENTS[:3])} and would do nothing{hint}")
 
 
+def acts_in_steps(method: Method) -> bool:
+    """Whether a loop must let it in at every step."""
+    return method.overrides("penalty") or method.overrides("after_step")
+
+
 def check_processes(methods: Iterable[Method], count: int) -> None:
     """Raise if processes that train copies of one model would each do something else to theirs."""
     names = [type(method).__name__ for method in methods if method.one_process]

@@ -17,6 +17,7 @@ from .measures import MEASURES, NotMeasurable, Probe, measure
 from .measures.probe import Loss, Mode
 from .methods import fire_
 from .methods.fire import LayerReport
+from .sharded import check_unsharded
 from .states import built_like, reinitialised, seeded
 from .units import Example
 from .units.flow import ALONE, OUTPUT
@@ -95,6 +96,7 @@ def diagnose(
     build: makes a newly initialised model; without it every layer is asked for its reset_parameters().
     where, example: see `select` and `find_units`.
     """
+    check_unsharded(model, for_good=True)  # FIRE is tried on a copy, and FSDP's models cannot be copied
     with torch.inference_mode(False):
         return _diagnose(Probe(model, batch, loss=loss, mode=mode, where=where, example=example), build)
 

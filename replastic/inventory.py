@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from .layers import ATTENTION, FUSED, Kind, Layout, UnknownLayout, is_lazy, layouts, role_of
 from .linalg.batches import Stack
 from .linalg.polar_factor import DEVICES, FLOAT_DTYPES
+from .sharded import DTENSOR, INSTEAD
 
 _FLOATS = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES)
 
@@ -156,10 +157,12 @@ def unusable(parameter: Tensor) -> str | None:
     if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
         return "is expanded: several of its entries are one number. Make it a tensor of its own with .clone()"
     plain = parameter.data if isinstance(parameter, nn.Parameter) else parameter
+    if type(plain).__name__ == "DTensor":
+        return f"{DTENSOR}: {INSTEAD}, or leave it out with where=..."
     if type(plain) not in (Tensor, nn.Parameter):
         return (
-            f"is a {type(plain).__name__}, not a plain tensor: leave it out with where=..., or, if it is sharded or "
-            "quantised, act on the model before that is done"
+            f"is a {type(plain).__name__}, not a plain tensor: leave it out with where=..., or, if it is quantised, act on "
+            "the model before that is done"
         )
     return None
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .guards import (
+    acts_in_steps,
     check_acts,
     check_functions,
     check_holds,
@@ -30,6 +31,7 @@ from .guards import (
 from .method import Method
 from .optim import as_one, check_clearable, clear_state_
 from .resuming import go_on_from, state_of
+from .sharded import check_unsharded
 from .silence import Silence
 from .states import built_like, first_weights, memory, reinitialised, seeded, trainable
 from .task import Batch, Task, outputs_of
@@ -76,9 +78,12 @@ class Learner:
         check_functions(loss, build)
         self.model, self.build, self.example, self.seed = model, build, example, seed
         self._begun, self._silence = False, Silence()
+        self.methods = flat_list(methods)
+        if self.methods:  # whole weights at boundaries suffice for methods that look at nothing else, as FIRE
+            more = any(acts_in_steps(method) or method.one_process or method.needs_first for method in self.methods)
+            check_unsharded(model, for_good=more)
         self.optimizer = as_one(optimizer)
         check_holds(model, self.optimizer)
-        self.methods = flat_list(methods)
         check_placed(model)
         check_processes(self.methods, processes_of(model))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -157,6 +162,8 @@ class Learner:
         if self.steps:  # also those of captured graphs, which call methods by themselves
             self._silence.told.add("after_step")
         self._silence.check(self.acting)
+        if self._begun and self.methods:
+            check_unsharded(self.model)
         before = self.task, self.task_number
         self.task = task
         if self._begun:

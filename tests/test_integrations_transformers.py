@@ -527,7 +527,7 @@ def test_sharded_weights_are_refused_and_ddp_is_unwrapped() -> None:
     begin(callback, DistributedDataParallel(model), world_size=2)
     assert callback.learner.model is model
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(TypeError, match=r"wte.weight is a DTensor.*train with DDP"):
+    with pytest.raises(TypeError, match=r"FSDP2.*train with DistributedDataParallel"):
         begin(PlasticityCallback(rp.L2()), model)
 
 

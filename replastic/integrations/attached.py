@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..guards import check_acts, check_processes, flat_list, several
+from ..guards import acts_in_steps, check_acts, check_processes, flat_list, several
 from ..learner import Learner
 from ..method import Method
 from ..optim import as_list, as_one
@@ -32,11 +32,6 @@ class Boundary(NamedTuple):
 
     step: int
     why: str
-
-
-def acts_in_steps(method: Method) -> bool:
-    """Whether a loop must let it in at every step."""
-    return method.overrides("penalty") or method.overrides("after_step")
 
 
 class Attached:

@@ -20,12 +20,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..extras import needed
-from ..guards import check_task
+from ..guards import acts_in_steps, check_task
 from ..learner import Learner
 from ..method import Method
 from ..task import Task
 from ..units import Example
-from .attached import Attached, Boundary, acts_in_steps
+from .attached import Attached, Boundary
 from .moments import Moments
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from ..inventory import unusable
 from ..learner import Learner
 from ..method import Method
 from ..record.files import part_of
+from ..sharded import check_unsharded
 from ..task import Task
 from ..units import Example, original
 from .attached import Attached, Boundary
@@ -265,6 +266,7 @@ def _refuse_sharded(model: nn.Module, optimizer: Any) -> None:
     instead = "train with DDP, or act on the whole model before training, as with rp.fire_(model)"
     if name in _SHARDED:
         raise TypeError(f"the Trainer uses {name}, where no process holds whole weights: {instead}")
+    check_unsharded(model, for_good=True)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and type(parameter.data) is not Tensor:
             raise TypeError(f"{name} {unusable(parameter)}. Here: {instead}")

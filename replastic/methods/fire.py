@@ -43,6 +43,7 @@ from ..linalg.products import Precision
 from ..method import Method
 from ..optim import as_list, check_clearable, clear_state_, holds
 from ..projection import Figures, project_
+from ..sharded import check_no_fsdp
 from ..task import Task
 from ..weights import LeftAlone, Selection, Where, select
 
@@ -127,6 +128,7 @@ def fire_(
     options = PolarOptions(method, steps, coefficients, rank, None, precision)
     if options.rank == "raise":
         raise ValueError('fire_ changes all or nothing: use rank="partial" or "complete", or check with linalg.polar')
+    check_no_fsdp(model)  # other DTensors are refused if they are selected
     selection = select(model, where)
     _check_finite(selection)
     to_clear = _optimizer_entries(selection, optimizer)

@@ -32,6 +32,7 @@ from ..linalg import many
 from ..linalg.newton_schulz import COEFFICIENTS
 from ..method import Method
 from ..optim import Together
+from ..sharded import check_unsharded
 from ..states import plain
 from ..units import original
 from ..weights import select
@@ -137,6 +138,7 @@ def muon(
     >>> [len(group["params"]) for group in muon(model).param_groups]
     [1, 5]
     """
+    check_unsharded(model, for_good=True)
     model = original(model)
     wanted = {id(param) for param in only} if only is not None else None
     named = {

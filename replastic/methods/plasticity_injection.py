@@ -34,6 +34,7 @@ from ..guards import check_unwrapped
 from ..learner import Learner
 from ..method import Method
 from ..optim import holds, swap_
+from ..sharded import check_unsharded
 from ..states import reinitialised
 from ..task import Task
 from ..units import original
@@ -85,6 +86,7 @@ def default_head(model: nn.Module) -> str:
 @torch.no_grad()
 def inject_(model: nn.Module, head: str, new: nn.Module) -> Injected:
     """Put `Injected(old head, new)` in the place of the module called `head`. What of `new` is frozen stays so."""
+    check_unsharded(model, for_good=True)
     parent, _, name = head.rpartition(".")
     holder = model.get_submodule(parent)
     injected = Injected(getattr(holder, name), new).train(getattr(holder, name).training)

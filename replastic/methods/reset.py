@@ -33,6 +33,7 @@ from ..layers import NORMS
 from ..learner import Learner
 from ..method import Method
 from ..optim import as_one, check_clearable, clear_state_, holds
+from ..sharded import check_unsharded
 from ..states import check_not_shared, named_tensors, plain
 from ..task import Task
 from ..units import original
@@ -66,6 +67,7 @@ def reset_(
         raise TypeError(f"source is a {type(source).__name__}: give a model built in the same way, or its state_dict()")
     if only not in (None, "biases"):
         raise ValueError(f'only={only!r}: give "biases", or leave it out')
+    check_unsharded(model, for_good=True)  # FSDP1's state_dict() holds copies, also where weights are whole
     given = named_tensors(source) if isinstance(source, nn.Module) else {plain(key): source[key] for key in source}
     written = named_tensors(model)
     if only == "biases":

@@ -27,6 +27,7 @@ from ..guards import check_precise
 from ..learner import Learner
 from ..linalg import many
 from ..method import Method
+from ..sharded import check_unsharded_tensors
 from ..states import memory, named_tensors
 from ..task import Task
 from ..weights import Where
@@ -42,6 +43,7 @@ def shrink_and_perturb_(parameters: Iterable[Tensor], targets: Iterable[Tensor],
     tensor([1., 2.])
     """
     held, wanted = list(parameters), [target.detach() for target in targets]
+    check_unsharded_tensors(held)
     if rate == 1:
         many.copy_(held, wanted)
     elif rate:

@@ -46,6 +46,7 @@ from ..learner import Learner
 from ..linalg import many
 from ..linalg.polar_factor import work_dtype
 from ..method import Method
+from ..sharded import check_unsharded
 from ..states import memory, plain
 from ..task import Task
 from ..units import Example, original
@@ -140,6 +141,7 @@ def rescale_(model: nn.Module, factors: Sequence[float], example: Example | None
     >>> rescale_(model, [0.5, 0.6]); torch.allclose(model(x), 0.3 * before)
     True
     """
+    check_unsharded(model, for_good=True)  # through FSDP1's wrappers the chain cannot be seen
     chain = LayerChain(model, example)
     if len(factors) != len(chain.weights) or not all(factor > 0 for factor in factors):
         raise ValueError(f"factors={factors!r}: give one positive number for each of {', '.join(chain.names)}")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..optim import as_list, entry_state
+from ..sharded import check_unsharded
 from .groups import Slot, UnitGroup
 from .kinds import original
 
@@ -37,6 +38,7 @@ def reset_units_(
 
     On the GPU nothing waits for the device: entries are picked by masks. On the CPU only the chosen rows are touched.
     """
+    check_unsharded(model)
     model, template = original(model), original(template)
     mask = _mask(group, chosen)
     _check(group, model, template, generator)
