@@ -109,6 +109,8 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("arms", "x"), {"steps": 3}, r"\[arms.x\] has no name"),
     (("arms", "x"), {"name": "fire", "step": 3}, "has the key 'step': did you mean 'steps'?"),
     (("arms", "x"), {"name": "fire", "steps": "ten"}, "steps = 'ten': give a whole number"),
+    (("arms", "x"), {"name": "fire", "steps": 10**9}, r"\[arms.x\]: .*steps=1000000000"),
+    (("arms", "x"), {"name": "spectral", "iterations": 10**9}, r"\[arms.x\]: .*iterations must be .* 1 to 10000"),
     (("arms", "x"), {"name": "fire", "steps": -3}, r"\[arms.x\]: .*steps"),
     (("arms", "x"), {"name": "cbp", "rate": 7}, r"CBP\(rate=7\): rate must be between 0 and 1"),
     (("measures",), {"names": ["weight_distance"], "at": ["end"]}, 'add "start" to at'),

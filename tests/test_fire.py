@@ -126,6 +126,7 @@ def test_channels_last_gives_the_same_weights(device: torch.device) -> None:
         (lambda net: net.head.weight.data.fill_(float("nan")), {}, ValueError, "head.weight: NaN or infinite"),
         (lambda net: net.rnn.weight_hh_l0.data[3].fill_(float("inf")), {}, ValueError, "rnn.weight_hh_l0: NaN"),
         (lambda net: None, {"steps": 0}, ValueError, "steps >= 1"),
+        (lambda net: None, {"steps": 10**9}, ValueError, "steps=1000000000.* 1 to 1000"),
         (lambda net: None, {"where": "convs"}, ValueError, "did you mean"),
         (lambda net: None, {"where": "decoder.*"}, ValueError, "selects no weight matrix"),
         (lambda net: None, {"method": "svd"}, ValueError, '"exact"'),

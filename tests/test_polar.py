@@ -289,6 +289,8 @@ def test_autocast_does_not_reach_the_projection(device: torch.device) -> None:
         ({"matrix": torch.ones(0, 3)}, ValueError, r"not empty.*\(0, 3\)"),
         ({"method": "exakt"}, ValueError, '"published", "exact", "fast"'),
         ({"method": "published", "steps": 0}, ValueError, "steps >= 1"),
+        ({"method": "published", "steps": 10**9}, ValueError, "steps=1000000000.* 1 to 1000"),
+        ({"method": "published", "steps": 1001, "coefficients": (3.0, 1.0, 0.5)}, ValueError, "steps=1001"),
         ({"method": "published", "steps": 2.5}, TypeError, "steps=10"),
         ({"method": "published", "coefficients": "cubik"}, ValueError, '"cubic", "quintic", "muon"'),
         ({"method": "published", "coefficients": (1.0, 2.0)}, ValueError, "three numbers"),

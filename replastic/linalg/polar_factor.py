@@ -12,7 +12,7 @@ from torch import Tensor
 from .batches import BytesOf, Stack, make_batches
 from .exact import exact_factor, svd_factor
 from .half import half_factor, half_pays
-from .newton_schulz import COEFFICIENTS, Coefficients, frobenius_normalised, newton_schulz
+from .newton_schulz import COEFFICIENTS, MAX_STEPS, Coefficients, frobenius_normalised, newton_schulz
 from .products import TALL, Precision, deviation, float32_precision, frobenius_norms, gram, gram_sums
 
 Method = Literal["published", "exact", "fast"]
@@ -31,7 +31,7 @@ class PolarOptions:
     """How to project; checked once, here, for `polar` and for everything built on it."""
 
     method: Method = "exact"
-    steps: int = 10  # of "published"; the others take as many as they need
+    steps: int = 10  # of "published", at most MAX_STEPS; the others take as many as they need
     coefficients: str | Coefficients = "cubic"
     rank: RankPolicy = "partial"
     rank_tolerance: float | None = None  # sigma/sigma_max at or below which a direction is null; None: see `tolerance`
@@ -46,6 +46,11 @@ class PolarOptions:
             raise TypeError(f"steps={self.steps!r} is not an integer: write steps=10")
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} would leave weights unprojected: give steps >= 1, as in steps=10")
+        if self.steps > MAX_STEPS:
+            raise ValueError(
+                f"steps={self.steps} is beyond what changes anything: pass 1 to {MAX_STEPS}, as in steps=10, or "
+                'method="exact" for the polar factor itself'
+            )
         if isinstance(self.coefficients, str):
             _check_choice("coefficients", self.coefficients, tuple(COEFFICIENTS))
         elif len(self.coefficients) != 3:

@@ -114,7 +114,7 @@ def fire_(
     Call it when the data changes, before training on. Everything that can be wrong with the input raises before the
     first weight is written. Storage, dtype, strides and ties are kept.
 
-    steps, coefficients, precision: of method="published"; see `linalg.polar`.
+    steps, coefficients, precision: of method="published"; see `linalg.polar`. At most 1000 steps.
     method: "published" (what the paper ran), "exact" (what its theory says) or "fast" (exact up to 2e-3, on tensor cores).
     where: which weights; see `weights.select`. Embeddings and norms only if asked for.
     optimizer: forget its momenta for the changed weights, and only for those; a list, if several train the model.
@@ -149,7 +149,7 @@ def fire_report(options: PolarOptions, selection: Selection, figures: Callable[[
 class FIRE(Method):
     """Put every weight matrix at its nearest isometry and rescale it, at every boundary; `report` has the last report."""
 
-    steps: int = 10  # vision and RL; 5 for the paper's GPT
+    steps: int = 10  # vision and RL; 5 for the paper's GPT; at most 1000
     method: PolarMethod = "published"
     where: Where = "everything"
     coefficients: str | Coefficients = "cubic"
