@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Figures:
     dfi_before: float  # deviation from isometry with the layer's scale taken out
     dfi_after: float
     sfe: float  # ‖before - after‖²
-    norm_squared: float  # ‖before‖²
+    sfe_normalised: float  # SFE/‖before‖²
     zero: int  # matrices that are all zero and were left alone
     null_directions: int  # directions treated as null by the rank policy
     redone: int  # matrices for which a safer route took over
@@ -69,8 +70,12 @@ class Account:
         columns = torch.tensor([min(shape) for shape in self.shapes], dtype=torch.float64, device="cpu")[owners]
         before, after = deviations(table, scale, columns)
         norm, moved = table[:, 0], table[:, 5]
-        by_matrix = torch.stack([before, after, moved.square(), norm.square(), norm == 0], dim=1)
-        by_weight = by_matrix.new_zeros(len(self.scales), 5).index_add_(0, owners, by_matrix)
+        # Squares in units of each weight's largest norm serve where those of the norms are beyond float64's range.
+        unit = norm.new_zeros(len(self.scales)).scatter_reduce_(0, owners, norm, "amax")[owners]
+        unit = torch.where(unit > 0, unit, 1)
+        squares = [moved.square(), norm.square(), (moved / unit).square(), (norm / unit).square()]
+        by_matrix = torch.stack([before, after, norm == 0, *squares], dim=1)
+        by_weight = by_matrix.new_zeros(len(self.scales), 7).index_add_(0, owners, by_matrix)
         return [
             Figures(
                 self.counts[at],
@@ -79,13 +84,20 @@ class Account:
                 before,
                 after,
                 sfe,
-                square,
+                _share(sfe, square, *in_units),
                 int(zero),
                 self.null_directions[at],
                 self.redone[at],
             )
-            for at, (before, after, sfe, square, zero) in enumerate(by_weight.tolist())
+            for at, (before, after, zero, sfe, square, *in_units) in enumerate(by_weight.tolist())
         ]
+
+
+def _share(sfe: float, square: float, sfe_in_units: float, square_in_units: float) -> float:
+    """SFE/‖before‖²; 0 for a weight of zeros."""
+    if 1e-280 < square < math.inf and sfe < math.inf:
+        return sfe / square
+    return sfe_in_units / square_in_units if square_in_units else 0.0
 
 
 def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int | None = None) -> Account:

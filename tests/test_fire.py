@@ -158,6 +158,39 @@ def test_huge_finite_weights_are_not_taken_for_infinite() -> None:
     assert rp.fire_(net, method="exact").layers[0].dfi_after < 1e-11
 
 
+@pytest.mark.parametrize("method", ["published", "exact", "fast"])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float64, 2.0**1022), (torch.float64, 2.0**-1040), (torch.float32, 2.0**126), (torch.float32, 2.0**-140)],
+)
+def test_weights_at_the_ends_of_the_number_range_are_fired_as_any(dtype: torch.dtype, scale: float, method: str) -> None:
+    net = nn.Sequential(nn.Linear(30, 12), nn.Conv2d(3, 8, 3), nn.Conv1d(6, 6, 5, groups=6), nn.LSTM(4, 6)).to(dtype)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(scale)
+    plain = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.mul_(scale**-0.5).mul_(scale**-0.5)  # one factor could be beyond the dtype
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    report, expected = rp.fire_(net, method=method), rp.fire_(plain, method=method)
+    for parameter, other, old in zip(net.parameters(), plain.parameters(), before, strict=True):
+        assert torch.allclose(parameter, other, rtol=1e-5) if parameter.ndim > 1 else torch.equal(parameter, old)
+    for layer, same in zip(report.layers, expected.layers, strict=True):
+        assert layer.dfi_after == pytest.approx(same.dfi_after, rel=1e-5, abs=1e-10)
+        assert layer.sfe > 1 or scale < 1
+        # What a float64 cannot hold is infinite, and the report says so.
+        assert ("beyond float64" in layer.note) == (dtype == torch.float64)
+        if scale > 1:
+            assert layer.sfe_normalised == pytest.approx(1)
+            assert layer.dfi_before == math.inf or dtype == torch.float32
+        else:
+            assert layer.dfi_before == pytest.approx(1)
+            (fired,) = (weight.stack().read() for weight in rp.select(net).chosen if weight.name == layer.name)
+            assert layer.sfe == pytest.approx(float(fired.double().square().sum()), rel=1e-5)
+            assert layer.sfe_normalised > 1e70
+
+
 def test_a_tied_weight_is_fired_once() -> None:
     net = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9))
     net[1].weight = net[0].weight

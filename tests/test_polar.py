@@ -226,6 +226,45 @@ def test_the_ends_of_the_number_range_are_survived(dtype: torch.dtype, scale: fl
         assert relative_error(polar(matrix * scale, method), polar(matrix, method)) < (1e-2 if scale == 1e-40 else 1e-12)
 
 
+# Powers of two round nothing, so that what is stored has one answer at all scales. The last of each dtype are subnormal.
+ENDS = {
+    torch.float64: (2.0**1021, 2.0**520, 2.0**-520, 2.0**-1040),
+    torch.float32: (2.0**125, 2.0**70, 2.0**-70, 2.0**-138),
+    torch.bfloat16: (2.0**125, 2.0**-130),
+    torch.float16: (2.0**13, 2.0**-20),
+}
+WAYS: list[dict] = [
+    {"method": "published"},
+    {"method": "published", "coefficients": "quintic"},
+    {"method": "published", "coefficients": "muon", "steps": 5},
+    {"method": "exact"},
+    {"method": "exact", "rank": "complete"},
+    {"method": "exact", "rank_tolerance": 1e-6},
+    {"method": "fast"},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize("dtype", ENDS, ids=str)
+def test_a_scale_changes_neither_factors_nor_figures_after(dtype: torch.dtype, way: dict, device: torch.device) -> None:
+    options = PolarOptions(**way)
+    for shape in ((12, 12), (40, 7), (7, 40), (3, 24, 10)):
+        for scale in ENDS[dtype]:
+            matrix = (torch.randn(shape, dtype=torch.float64, device=device).clamp(-4, 4) * scale).to(dtype)
+            expected, about = polar_with_info(matrix.double() / scale, options)
+            found, info = polar_with_info(matrix, options)
+            assert relative_error(found, expected) < {torch.float64: 1e-13, torch.float32: 1e-5}.get(dtype, 1e-2)
+            assert not any(figure.isnan().any() for figure in (info.dfi_before, info.dfi_after, info.sfe))
+            assert torch.allclose(info.dfi_after, about.dfi_after, atol=1e-5)
+            assert not info.zero.any()
+            if scale > 1:  # of that size the factor is nothing
+                norm = torch.linalg.matrix_norm(matrix.double() / scale)
+                assert torch.allclose(info.sfe, (norm * scale).square(), rtol=1e-3)
+            else:
+                columns = min(shape[-2:])
+                assert torch.allclose(info.dfi_before, torch.full_like(info.dfi_before, columns), rtol=1e-3)
+
+
 def test_a_dead_column_does_not_spoil_the_others(device: torch.device) -> None:
     matrix = torch.randn(50, 20, device=device)
     matrix[:, 7] = 0

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .products import TALL, frobenius_norms, gram, symmetric_product, uses_tf32
+from .products import TALL, frobenius_norms, gram, norms_in_range, symmetric_product, uses_tf32
 
 Coefficients = tuple[float, float, float]
 
@@ -40,13 +40,21 @@ _LAUNCHES_DECIDE = 512
 
 
 def frobenius_normalised(w: Tensor) -> tuple[Tensor, Tensor]:
-    """W/‖W‖_F and ‖W‖_F for a batch (batch, m, n); a zero matrix stays zero."""
-    norm = frobenius_norms(w)
-    divisor = norm.clamp_min(torch.finfo(w.dtype).smallest_normal * torch.finfo(w.dtype).eps)  # the least subnormal
-    # In two steps, of which the second is by 1, but where entries are finite and their norm is beyond float32.
-    first = divisor.clamp_max(_LARGE)
+    """W/‖W‖_F and ‖W‖_F for a batch (batch, m, n); a zero matrix stays zero.
+
+    In two steps: where the norm itself is beyond the dtype, or so small that little of it is left, two numbers are not.
+    """
+    if w.dtype == torch.float64:
+        then, first = norms_in_range(w)
+        norm = (then * first).clamp_max(torch.finfo(w.dtype).max)
+        then = torch.where(then > 0, then, 1)
+    else:
+        norm = frobenius_norms(w)
+        divisor = norm.clamp_min(torch.finfo(w.dtype).smallest_normal * torch.finfo(w.dtype).eps)  # the least subnormal
+        first = divisor.clamp(1 / _LARGE, _LARGE)
+        then = divisor / first
     x = w / first.to(w.dtype)[:, None, None]
-    return x.div_((divisor / first).to(w.dtype)[:, None, None]), norm
+    return x.div_(then.to(w.dtype)[:, None, None]), norm
 
 
 def newton_schulz(x: Tensor, gram_of_x: Tensor, steps: int, coefficients: Coefficients) -> Tensor:

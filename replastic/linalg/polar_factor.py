@@ -13,7 +13,7 @@ from .batches import BytesOf, Stack, make_batches
 from .exact import exact_factor, svd_factor
 from .half import half_factor, half_pays
 from .newton_schulz import COEFFICIENTS, MAX_STEPS, Coefficients, frobenius_normalised, newton_schulz
-from .products import TALL, Precision, deviation, float32_precision, frobenius_norms, gram, gram_sums
+from .products import TALL, Precision, deviation, float32_precision, frobenius_norms, gram, gram_sums, norms_in_range
 
 Method = Literal["published", "exact", "fast"]
 RankPolicy = Literal["partial", "complete", "raise"]
@@ -89,7 +89,7 @@ class PolarInfo:
     """What `polar_with_info` did. Tensors have the batch axes of the input and live where it does."""
 
     options: PolarOptions
-    dfi_before: Tensor  # deviation from isometry of the input, smaller side
+    dfi_before: Tensor  # deviation from isometry of the input, smaller side; inf where it is beyond float64, as may be sfe
     dfi_after: Tensor
     sfe: Tensor  # squared Frobenius error between input and factor
     null_directions: Tensor  # directions treated as null by the rank policy (integers)
@@ -240,19 +240,22 @@ def _fast_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int
 
 
 def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]]) -> BatchResult:
-    norm = frobenius_norms(w)
     tolerance = options.tolerance(w.dtype, w.shape[-2])
     null: dict[int, int] = {}
     if w.dtype == torch.float64 or options.rank_tolerance is not None:
+        divisor, units = norms_in_range(w)
+        norm = (divisor * units).clamp_max(torch.finfo(torch.float64).max)
+        w = w / units.to(w.dtype)[:, None, None]
         factor, before, redone = torch.zeros_like(w), gram_sums(gram(w)), []
         by_svd = norm.nonzero()[:, 0].tolist()
     else:
+        divisor = norm = frobenius_norms(w)
         padding = [w.shape[-1] - n for _, n in sizes]
         sent = torch.tensor(padding, device=w.device) if any(padding) else 0
         found = exact_factor(w, tolerance, sent)
         factor, before, redone, null = found.factor, found.sums, found.redone, found.null_directions
         by_svd = found.failed if options.rank == "partial" else [*found.failed, *null]
-    before.div_(norm.square().clamp_min(torch.finfo(torch.float64).tiny)[:, None])
+    before.div_(divisor.square().clamp_min(torch.finfo(torch.float64).tiny)[:, None])
     for index in by_svd:
         m, n = sizes[index]
         single, count = svd_factor(w[index, :m, :n].double(), options.rank, tolerance)

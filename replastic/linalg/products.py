@@ -85,11 +85,10 @@ def bound_of_gram(gram_matrix: Tensor) -> Tensor:
 
 def frobenius_norms(x: Tensor) -> Tensor:
     """(batch,): Frobenius norms, summed in float64, where the square of 1e-30 is still a number; besides, torch's own
-    float32 norm is off by 6e-4 for 4096 x 4096 on the CPU."""
-    if x.dtype == torch.float64:  # no wider type to escape to: bring the largest entry to 1
-        largest = torch.linalg.vector_norm(x, float("inf"), dim=(-2, -1), keepdim=True)
-        largest = torch.where(largest > 0, largest, 1)
-        return torch.linalg.vector_norm(x / largest, dim=(-2, -1)) * largest[:, 0, 0]
+    float32 norm is off by 6e-4 for 4096 x 4096 on the CPU. At most the largest float64."""
+    if x.dtype == torch.float64:
+        norms, units = norms_in_range(x)
+        return (norms * units).clamp_max(torch.finfo(x.dtype).max)
     if x.is_cuda:
         return torch.linalg.vector_norm(x, dim=(-2, -1), dtype=torch.float64)
     # On the CPU torch makes a copy in float64 of all it sums, so it is given little at a time.
@@ -100,6 +99,27 @@ def frobenius_norms(x: Tensor) -> Tensor:
     for at, part in enumerate(parts):
         norms[at] = torch.linalg.vector_norm(part, dim=(-2, -1), dtype=torch.float64)
     return torch.linalg.vector_norm(norms, dim=0)
+
+
+def norms_in_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(batch,) twice: the norms of X/unit, and the `units_of_range`."""
+    if x.dtype != torch.float64:
+        norms = frobenius_norms(x)
+        units = units_of_range(norms, x.dtype)
+        return norms / units, units
+    # No wider type to sum in: bring the largest entry to 1.
+    largest = torch.linalg.vector_norm(x, float("inf"), dim=(-2, -1), keepdim=True)
+    largest = torch.where(largest > 0, largest, 1)
+    units = units_of_range(largest[:, 0, 0], x.dtype)
+    return torch.linalg.vector_norm(x / largest, dim=(-2, -1)) * (largest[:, 0, 0] / units), units
+
+
+def units_of_range(sizes: Tensor, dtype: torch.dtype) -> Tensor:
+    """Powers of two to divide numbers of these sizes by, so that neither their squares nor the squares of these overflow or
+    vanish in float32, bfloat16 or float64: 1 but for sizes near the ends of the range."""
+    exponents = 480.0 if dtype == torch.float64 else 60.0  # a quarter of all
+    steps = (sizes.clamp_min(torch.finfo(dtype).smallest_normal).log2() / exponents).round().clamp(-2, 2)
+    return torch.exp2(steps * exponents)
 
 
 def gram_sums(gram_matrix: Tensor) -> Tensor:
@@ -115,7 +135,9 @@ def deviation(sums: Tensor, factor: Tensor | float, columns: Tensor | int) -> Te
     Expanding the square costs no digits here: both sums are over the same entries and in float64, so they cancel to
     float64's rounding however near to an isometry G is. And a device need not be waited for to subtract the identity.
     """
-    return ((factor * sums[..., 0]).square() - 2 * factor * sums[..., 1] + columns).clamp_min(0)
+    square = (factor * sums[..., 0]).square()
+    # Where the square is beyond float64, so may be what is subtracted from it.
+    return torch.where(square.isinf(), square, square - 2 * factor * sums[..., 1] + columns).clamp_min(0)
 
 
 def _panels(square: Tensor) -> list[tuple[int, int]] | None:

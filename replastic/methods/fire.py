@@ -25,6 +25,7 @@ Departures from the released code, each for a reason:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -185,6 +186,7 @@ def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options:
         f"{figures.zero} all-zero, left alone": figures.zero,
         f"{figures.null_directions} null direction{plural}, {options.rank}": figures.null_directions,
         f"{figures.redone} by a safer route": figures.redone,
+        "inf: beyond float64": math.inf in (figures.dfi_before, figures.sfe, figures.sfe_normalised),
     }
     return LayerReport(
         name=name,
@@ -194,7 +196,7 @@ def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options:
         dfi_before=figures.dfi_before / columns,
         dfi_after=figures.dfi_after / columns,
         sfe=figures.sfe,
-        sfe_normalised=figures.sfe / figures.norm_squared if figures.norm_squared else 0.0,
+        sfe_normalised=figures.sfe_normalised,
         note="; ".join(remark for remark, holds in remarks.items() if holds),
     )
 
