@@ -141,3 +141,23 @@ def test_bad_settings_say_what_is_expected() -> None:
         DASH(alpha=0)
     with pytest.raises(ValueError, match="floor must be between 0 and 1"):
         DASH(floor=1.5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        (torch.float32, 1e38),
+        (torch.float32, 1e-30),
+        (torch.float64, 1e300),
+        (torch.float64, 1e-300),
+        (torch.bfloat16, 2.0**124),
+    ],
+)
+def test_cosines_do_not_depend_on_the_scale(dtype: torch.dtype, scale: float) -> None:
+    weight, direction = torch.randn(2, 20, 30).clamp(-3, 3).to(dtype).unbind()
+    expected = alignment(weight, direction, (1,), 0.0)
+    assert expected.count_nonzero() > 5
+    found = alignment(weight * scale, direction * scale, (1,), 0.0)
+    assert torch.allclose(found, expected, rtol=1e-5 if dtype != torch.bfloat16 else 2e-2, atol=1e-6)
+    mixed = alignment(weight * scale, direction, (1,), 0.0)
+    assert torch.allclose(mixed, expected, rtol=1e-5 if dtype != torch.bfloat16 else 2e-2, atol=1e-6)

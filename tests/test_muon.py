@@ -146,3 +146,9 @@ def test_hidden_layers_stay_hidden_when_the_first_or_the_last_is_frozen(frozen: 
     matrices, rest = (group["params"] for group in muon(model).param_groups)
     assert [id(matrix) for matrix in matrices] == [id(model[2].weight), id(model[4].weight)]
     assert all(parameter.requires_grad for parameter in rest)
+
+
+def test_an_update_from_a_huge_gradient_is_finite() -> None:
+    matrix = torch.randn(6, 5, dtype=torch.float64)
+    assert orthogonalised(matrix * 1e200).isfinite().all()
+    assert orthogonalised(matrix.float() * 1e30).isfinite().all()

@@ -90,3 +90,23 @@ def test_it_trains_every_model_of_the_zoo_that_has_norms(animal: str) -> None:
 def test_wrong_input_says_what_was_expected() -> None:
     with pytest.raises(ValueError, match="one norm for each weight"):
         project_norms_([torch.ones(2, 2)], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float32, 1e20), (torch.float32, 1e-30), (torch.float32, 1e-38), (torch.float64, 1e300), (torch.float64, 1e-300)],
+)
+def test_norms_whose_squares_are_beyond_the_dtype_are_projected_all_the_same(dtype: torch.dtype, scale: float) -> None:
+    weight = torch.randn(30, 30, dtype=dtype)
+    expected = weight * 7 / weight.norm()
+    weight *= scale
+    project_norms_([weight], torch.tensor([7.0], dtype=dtype))
+    assert torch.allclose(weight, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_weight_whose_norm_no_number_holds_stays() -> None:
+    huge = torch.full((30, 30), 1e38)
+    project_norms_([huge], torch.tensor([7.0]))
+    assert torch.equal(huge, torch.full((30, 30), 1e38))
+    project_norms_([weight := torch.full((3, 3), 1e20)], torch.tensor([1e-30]))
+    assert torch.equal(weight, torch.full((3, 3), 1e20))

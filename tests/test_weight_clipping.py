@@ -84,3 +84,16 @@ def test_wrong_input_says_what_was_expected() -> None:
         clip_([torch.ones(2)], [-1.0])
     with pytest.raises(ValueError, match="a bound of 0 or more"):
         clip_([torch.ones(2)], [])
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-30])
+def test_first_weights_whose_squares_are_beyond_float32_have_a_bound(scale: float) -> None:
+    model = nn.Linear(30, 30, bias=False)
+    with torch.no_grad():
+        model.weight.mul_(scale)
+    bound = model.weight.detach().double().square().mean().mul(3).sqrt().item()
+    learner = rp.Learner(model, torch.optim.SGD(model.parameters()), methods=WeightClipping(1.0))
+    with torch.no_grad():
+        model.weight.mul_(10)
+    learner.after_step()
+    assert model.weight.abs().max().item() == pytest.approx(bound, rel=1e-5)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .products import frobenius_norms
+
 Tensors = Sequence[Tensor]
 
 
@@ -52,3 +54,16 @@ def norms(tensors: Tensors) -> Tensor:
     half = dtypes & {torch.float16, torch.bfloat16}
     wide = torch.float64 if torch.float64 in dtypes else torch.float32
     return torch.stack(torch._foreach_norm(list(tensors), 2, wide if half else None))  # pyright: ignore
+
+
+def lengths(tensors: Tensors) -> Tensor:
+    """`norms` of tensors that are not differentiated, on the CPU also where squares are beyond their dtype. On other
+    devices, which would have to be waited for, these are inf or 0 there."""
+    found = norms(tensors)
+    if found.device.type == "cpu":
+        info = torch.finfo(found.dtype)
+        low, high = info.smallest_normal**0.5 / info.eps, info.max**0.5
+        for index, norm in enumerate(found.tolist()):
+            if not low < norm < high:
+                found[index] = frobenius_norms(tensors[index].reshape(1, 1, -1))[0]
+    return found

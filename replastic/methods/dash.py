@@ -29,6 +29,7 @@ from torch.nn.modules import conv
 
 from ..learner import Learner
 from ..linalg import many
+from ..linalg.products import units_of_range
 from ..method import Method
 from ..states import plain
 from ..task import Batch, Task
@@ -43,12 +44,20 @@ def alignment(weight: Tensor, direction: Tensor, axes: tuple[int, ...], floor: f
     tensor([[0.7071],
             [0.3000]])
     """
+    weight, direction = _in_range(weight, axes), _in_range(direction, axes)
     dot = (weight * direction).sum(axes, keepdim=True)
     norms = torch.linalg.vector_norm(weight, dim=axes, keepdim=True) * torch.linalg.vector_norm(
         direction, dim=axes, keepdim=True
     )
     cosine = torch.where(norms > 0, dot / norms, torch.zeros_like(dot))
     return cosine.clamp(floor, 1)
+
+
+def _in_range(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Scaled, where products and squares of its entries would overflow or vanish: directions have no length."""
+    if tensor.dtype == torch.float16:  # has no room for it
+        return tensor
+    return tensor / units_of_range(torch.linalg.vector_norm(tensor, float("inf"), axes, keepdim=True), tensor.dtype)
 
 
 def shrink_axes(model: nn.Module) -> dict[str, tuple[int, ...]]:

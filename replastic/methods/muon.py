@@ -44,9 +44,12 @@ _EPSILON = 1e-7  # keeps a gradient of zeros from being divided by its norm
 def orthogonalised(matrix: Tensor, steps: int = _NEWTON_SCHULZ_STEPS) -> Tensor:
     """The update's directions with all singular values near one (0.7 to 1.2): Muon's Newton-Schulz iteration.
 
-    matrix: one, or a stack (..., out, in) of them.
+    matrix: one, or a stack (..., out, in) of them. As in torch's own, it comes out as zero if its norm is beyond float32
+        (entries above 1e19 or so), and is weakened if it is below 1e-5.
     """
     a, b, c = COEFFICIENTS["muon"]
+    if matrix.dtype == torch.float64:  # beyond float32 it would be infinite, and NaN in the end
+        matrix = matrix.clamp(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max)
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

@@ -37,7 +37,8 @@ View = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def project_norms_(weights: Iterable[Tensor], norms: Tensor) -> None:
-    """Scale each weight, in place, to its Frobenius norm in `norms`. A zero weight has no direction, and stays.
+    """Scale each weight, in place, to its Frobenius norm in `norms`. A zero weight has no direction, and stays; so does one
+    whose norm or factor is beyond its dtype.
 
     >>> weight = torch.tensor([[3.0, 4.0]])
     >>> project_norms_([weight], torch.tensor([1.0])); weight
@@ -48,8 +49,8 @@ def project_norms_(weights: Iterable[Tensor], norms: Tensor) -> None:
         raise ValueError(f"{len(held)} weights and {len(norms)} norms: give one norm for each weight")
     if not held:
         return
-    now = many.norms(held)
-    factors = torch.where(now > 0, norms / now, 1.0)
+    factors = norms / many.lengths(held)
+    factors = torch.where((factors < torch.inf) & ((factors > 0) | (norms == 0)), factors, 1.0)
     many.mul_(held, list(factors.unbind()))
 
 
@@ -83,7 +84,7 @@ class NormalizeAndProject(Method):
             view = weight.layout.view if weight.layout.part else _whole
             weights.append((weight.parameter, view))
             first.append(view(learner.first(weight.name.partition(":")[0])))
-        norms = many.norms(first)
+        norms = many.lengths(first)
         kept = [at for at, norm in enumerate(norms.tolist()) if norm]
         return [weights[at] for at in kept], norms[kept]
 

@@ -57,12 +57,14 @@ _DECAYED = 0.5  # of the learning rate, that counts as a decay
 
 
 def rescaling_factors(norms: Tensor, first: Tensor, rate: float | Tensor) -> Tensor:
-    """c = (rate·first + (1 - rate)·norm)/norm for each layer; 1 where the norm is zero.
+    """c = (rate·first + (1 - rate)·norm)/norm for each layer; 1 where the norm is zero, or so small that c is infinite, and
+    1 - rate where it is infinite.
 
     >>> rescaling_factors(torch.tensor([4.0, 0.0]), torch.tensor([2.0, 1.0]), 0.5)
     tensor([0.7500, 1.0000])
     """
-    return torch.where(norms > 0, (rate * first + (1 - rate) * norms) / norms, torch.ones_like(norms))
+    factors = torch.where(norms.isinf(), 1 - rate, (rate * first + (1 - rate) * norms) / norms)
+    return torch.where((norms > 0) & (factors < torch.inf), factors, torch.ones_like(norms))
 
 
 class LayerChain:
@@ -112,7 +114,7 @@ class LayerChain:
             many.mul_(self.variances, list(entering.square().unbind()))
 
     def norms(self) -> Tensor:
-        return many.norms([weight.detach() for weight in self.weights])
+        return many.lengths([weight.detach() for weight in self.weights])
 
 
 def _products(table: Tensor, factors: Tensor) -> Tensor:
@@ -143,10 +145,14 @@ def rescale_(model: nn.Module, factors: Sequence[float], example: Example | None
     """
     check_unsharded(model, for_good=True)  # through FSDP1's wrappers the chain cannot be seen
     chain = LayerChain(model, example)
+    first = chain.weights[0]
     if len(factors) != len(chain.weights) or not all(factor > 0 for factor in factors):
         raise ValueError(f"factors={factors!r}: give one positive number for each of {', '.join(chain.names)}")
-    first = chain.weights[0]
-    chain.rescale_(torch.tensor(factors, dtype=work_dtype(first.dtype), device=first.device))
+    wanted = torch.tensor(factors, dtype=work_dtype(first.dtype), device=first.device)
+    used = torch.cat([wanted, _products(chain._of_bias, wanted), _products(chain._of_input, wanted).square()])
+    if not ((used > 0) & used.isfinite()).all():
+        raise ValueError(f"factors={factors!r}: they or their products, for biases, are beyond {wanted.dtype}")
+    chain.rescale_(wanted)
 
 
 @dataclass
@@ -171,7 +177,7 @@ class SWR(Method):
     def _find(self, learner: Learner) -> tuple[LayerChain, Tensor]:
         """The layers and their rates; first norms are taken of those that have none yet."""
         chain = LayerChain(learner.model, learner.example)
-        first = many.norms([learner.first(f"{name}.weight" if name else "weight") for name in chain.names])
+        first = many.lengths([learner.first(f"{name}.weight" if name else "weight") for name in chain.names])
         known = dict(zip(self.state.get("names", []), self.state.get("norms", []), strict=True))
         norms = [known.get(name, norm) for name, norm in zip(chain.names, first, strict=True)]
         if self.state.get("names") != chain.names:

@@ -71,7 +71,7 @@ def _bounds(learner: Learner) -> dict[nn.Parameter, float]:
     """The bound of the first weights of each layer, by its parameters."""
     model = original(learner.model)
     weights = {weight.name.partition(":")[0]: weight.parameter for weight in select(model, "everything").chosen}
-    spread = many.norms([learner.first(name) for name in weights]).tolist()
+    spread = many.lengths([learner.first(name) for name in weights]).tolist()
     bounds: dict[nn.Parameter, float] = {}
     layers: dict[str, float] = {}
     for (name, parameter), norm in zip(weights.items(), spread, strict=True):
