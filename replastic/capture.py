@@ -118,8 +118,9 @@ class CapturedSteps(EagerSteps):
         return beside(self.stream)
 
     def _recording_of(self, task: ImageTask) -> _Recording:
+        self.learner.notice_frozen()
         known = self._recorded
-        if known is None or known.task is not task or known.optimizer is not self.learner.optimizer:
+        if known is None or not known.is_of(task, self.learner):
             self._recorded = self._rest = None  # first of all: their memory is let go
             self._recorded = _Recording(self, task, task.batch, self.forward)
             # A boundary may have brought parameters that the optimiser has no state of yet. Made within a graph, it would be
@@ -129,6 +130,12 @@ class CapturedSteps(EagerSteps):
         return self._recorded
 
     def _one(self, recording: _Recording) -> None:
+        self.learner.notice_frozen()
+        if recording.trains != self.learner.trains:
+            raise RuntimeError(
+                "a layer was frozen or unfrozen within an epoch, whose steps are recorded as a graph that trains what it "
+                "trained: do so between epochs, or train with path='eager'"
+            )
         if self._warm < WARM_UP or not recording.tried:
             self._warm += 1
             recording.run()
@@ -157,6 +164,7 @@ class _Recording:
     def __init__(self, steps: CapturedSteps, task: ImageTask, batch: int, forward: Callable[[], Callable[..., Any]]) -> None:
         learner, device = steps.learner, steps.learner.device
         self.steps, self.task, self.optimizer, self.forward = steps, task, learner.optimizer, forward
+        self.trains = learner.trains
         self.order = torch.empty(len(task.examples), dtype=torch.int64, device=device)
         self.at = torch.zeros((), dtype=torch.int64, device=device)
         self.within = torch.arange(batch, device=device)
@@ -172,6 +180,10 @@ class _Recording:
         self._tested = False
         self._tests: torch.cuda.CUDAGraph | None = None
         self._figures: dict[str, Tensor] = {}
+
+    def is_of(self, task: Task, learner: Learner) -> bool:
+        """Whether a step is still what was recorded: of that task and optimiser, with the same layers frozen."""
+        return self.task is task and self.optimizer is learner.optimizer and self.trains == learner.trains
 
     @property
     def holds(self) -> str:

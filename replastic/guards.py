@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .listing import some
 from .method import Method
 from .optim import Together
 from .task import Task
@@ -156,6 +158,19 @@ def structure_of(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]
     return [(holder, dict(holder)) for module in model.modules() for holder in (module._modules, module._parameters)]
 
 
-def trains_of(model: nn.Module) -> list[bool]:
+def trains_of(parameters: Iterable[Tensor]) -> list[bool]:
     """Which parameters are not frozen."""
-    return [parameter.requires_grad for parameter in model.parameters()]
+    return [parameter.requires_grad for parameter in parameters]
+
+
+def warn_of_untrained(model: nn.Module, optimizer: Optimizer, thawed: Iterable[Tensor]) -> None:
+    """Warn of parameters that were unfrozen and that no optimiser trains."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    new = {id(parameter) for parameter in thawed} - held
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in new]
+    if names:
+        warnings.warn(
+            f"{some(names)}: unfrozen, but the optimiser does not hold it and will not train it, though methods act on it. "
+            "Add it first, as in optimizer.add_param_group({'params': layer.parameters()})",
+            stacklevel=4,
+        )

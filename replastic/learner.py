@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from operator import is_
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ from .guards import (
     several,
     structure_of,
     trains_of,
+    warn_of_untrained,
 )
 from .method import Method
 from .optim import as_one, check_clearable, clear_state_
@@ -99,7 +101,8 @@ class Learner:
         self._loss = loss
         self._started: list[Method] = []
         self._structure, self._place = structure_of(original(model)), place_of(model)
-        self._trains = trains_of(model)
+        self._known = list(model.parameters())
+        self.trains = trains_of(self._known)  # which of the model's parameters, when they were last looked at
         self._claim_methods()
         try:
             self._start_methods()
@@ -115,6 +118,7 @@ class Learner:
         clip: the largest norm of the gradient of loss and penalties together.
         """
         check_own_steps(self.optimizer)
+        self.notice_frozen()
         batch = self.batch = Batch(inputs, targets)
         loss = self.loss(batch)
         self.optimizer.zero_grad()
@@ -157,8 +161,7 @@ class Learner:
         no other call, and no step of the optimiser."""
         self._check_structure()
         check_task(task, self.methods)
-        if trains_of(self.model) != self._trains:  # between tasks people freeze layers
-            self._find_anew()
+        self.notice_frozen()
         if self.steps:  # also those of captured graphs, which call methods by themselves
             self._silence.told.add("after_step")
         self._silence.check(self.acting)
@@ -180,6 +183,7 @@ class Learner:
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
         """What the methods add to the loss; `batch` is what the step is to learn from, for methods that look at it."""
         self._see(batch)
+        self.notice_frozen(after_pass=True)
         self._silence.told.add("penalty")
         return sum((method.penalty(self) for method in self.acting("penalty")), start=0.0)
 
@@ -187,11 +191,25 @@ class Learner:
         """Have the methods act after a step of the optimiser; `batch` is what the step learnt from."""
         self._see(batch)
         self._check_structure()
+        self.notice_frozen(after_pass=True)
         for method in self.acting("after_step"):
             method.after_step(self)
         self.steps += 1
         if self.taps is not None:
             self.taps.clear()
+            if len(self.taps.groups) < len(self.units.groups):  # some were unfrozen after the pass of this step
+                self._find_again()
+
+    def notice_frozen(self, *, after_pass: bool = False) -> None:
+        """Find parameters and units again if layers were frozen or unfrozen. Every step asks, so nothing here may cost time.
+
+        after_pass: activations of this step's pass still count; units that it did not show join after the step.
+        """
+        now = trains_of(self._known)
+        if now != self.trains:
+            thawed = [one for one, trains, before in zip(self._known, now, self.trains, strict=True) if trains > before]
+            self._find_again(after_pass)
+            warn_of_untrained(self.model, self.optimizer, thawed)
 
     def trained_elsewhere(self, steps: int, batch: Batch) -> None:
         """Note steps whose weights and methods' states others have written, and the last batch of them."""
@@ -323,16 +341,20 @@ class Learner:
         self._structure = structure_of(original(self.model))
         self.__dict__.pop("template", None)
         self._can_draw = False
-        self._find_anew()
+        self._find_again()
 
-    def _find_anew(self) -> None:
+    def _find_again(self, after_pass: bool = False) -> None:
         """Parameters and units, where the model's modules, or what of them trains, have changed."""
-        self._trains = trains_of(self.model)
         for cached in ("units", "parameters"):
             self.__dict__.pop(cached, None)
         if self.taps is not None:
+            seen = self.taps.inputs if after_pass else {}
+            groups = [group for group in self.units.groups if not seen or group.name in seen]  # raises if there are none
             self.taps.close()
-            self.taps = Tap(self.model, self.units.groups)
+            self.taps = Tap(self.model, groups)
+            self.taps.inputs.update({group.name: seen[group.name] for group in groups if seen})
+        self._known = list(self.model.parameters())
+        self.trains = trains_of(self._known)
 
     # stop and resume
 
@@ -382,7 +404,7 @@ class Learner:
                     f"the model's {name} was changed from {then} to {now} since its methods started: do so before Learner()"
                 )
         for holder, values in self._structure:
-            if list(map(id, holder.values())) != list(map(id, values.values())):
+            if len(holder) != len(values) or not all(map(is_, holder.values(), values.values())):
                 changed = [key for key in {**values, **holder} if holder.get(key) is not values.get(key)]
                 raise RuntimeError(
                     f"the model was changed after its methods started: {(changed or [*holder])[0]!r} is another one now. "

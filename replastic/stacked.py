@@ -122,6 +122,7 @@ class Stack:
         """A method may have changed a model at a boundary, or someone its optimiser."""
         check_stackable(original(self.learners[0].model))
         for number, learner in enumerate(self.learners):
+            learner.notice_frozen()
             check_alike(original(self.learners[0].model), original(learner.model), number)
             check_optimizer(learner)
         if repr(self.model) != repr(original(self.learners[0].model)):

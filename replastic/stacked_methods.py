@@ -19,7 +19,6 @@ from .linalg.effective_rank import effective_rank
 from .method import Method
 from .methods.cbp import CBP, outgoing_magnitude
 from .methods.er import ER, dense_groups
-from .methods.kept import same_units
 from .methods.l2 import L2
 from .streams.images import ImageTask
 from .units import Tap, original
@@ -218,9 +217,9 @@ class StackedCBP:
     def __init__(self, model: nn.Module, weights: Weights, found: Sequence[tuple[Member, CBP]]) -> None:
         self.found, self.weights = found, weights
         first = found[0][0].learner
-        self.groups = same_units(found[0][1], first)
+        self.groups = found[0][1].units(first)
         for member, method in found:
-            if [g.name for g in same_units(method, member.learner)] != [g.name for g in self.groups]:
+            if [g.name for g in method.units(member.learner)] != [g.name for g in self.groups]:
                 raise ValueError(
                     f"CBP sees other hidden units in learner {member.row} than in learner {found[0][0].row}: "
                     "give all of them the same example=, or none"

@@ -127,6 +127,28 @@ def test_the_optimiser_remembers_what_a_boundary_has_brought() -> None:
 
 
 @cuda
+def test_layers_that_are_frozen_between_epochs_are_recorded_so_and_within_one_are_refused() -> None:
+    training = Training(renew_optimizer=True, batch=20, path="graph")
+    task = stream()[1]
+    model = CNN(3, 12, 4, channels=4, kernel=3, hidden=[12, 12]).cuda()
+    learner = rp.Learner(model, training.make_optimizer(model), methods=[rp.L2(1e-2), rp.SWR(1e-2)])
+    learner.begin(task)
+    steps = steps_for(learner, training)
+    steps.epoch(task, order_of(0, 0, 0))
+    for epoch, trains in enumerate([False, True], start=1):
+        model[0].requires_grad_(trains)
+        before = model[0].weight.clone()
+        steps.epoch(task, order_of(0, 0, epoch))
+        assert torch.equal(model[0].weight, before) != trains
+    assert steps.path == "graph, whole step"
+    pieces = steps.pieces(task, order_of(0, 0, 3))
+    next(pieces)
+    model[0].requires_grad_(False)
+    with pytest.raises(RuntimeError, match="frozen or unfrozen within an epoch"):
+        next(pieces)
+
+
+@cuda
 def test_an_eager_optimiser_sees_the_gradient_of_each_replay() -> None:
     """Also behind the smaller last batch of an epoch, whose graph leaves gradients of its own."""
     training = Training(renew_optimizer=True, batch=20, path="graph")

@@ -182,15 +182,21 @@ def test_what_a_replayed_graph_has_put_in_the_tap_is_looked_at() -> None:
     assert method.alarms == [2, 4]
 
 
-def test_it_says_so_when_layers_were_frozen_on_the_way() -> None:
-    learner = learner_of(rp.FIREOnAlarm(every=1))
-    learner.begin()
-    learner.step(*batch(0))
-    for parameter in learner.model.get_submodule("0").parameters():
-        parameter.requires_grad_(False)
-    learner.begin()
-    with pytest.raises(RuntimeError, match="units are others than when FIREOnAlarm started"):
-        learner.step(*batch(1))
+@pytest.mark.parametrize("begin", [True, False])
+def test_layers_that_were_frozen_on_the_way_raise_no_alarm_and_the_others_do(begin: bool) -> None:
+    method = rp.FIREOnAlarm(every=1, threshold=0.25)
+    learner = learner_of(method)
+    for number in range(30):
+        if number == 6:
+            learner.model.get_submodule("4").requires_grad_(False)
+            if begin:
+                learner.begin()
+        for layer, at in (("2", 8), ("0", 16)):  # units of the first are read by what is frozen
+            if number == at:
+                with torch.no_grad():
+                    learner.model.get_parameter(f"{layer}.bias")[:9] = -1000
+        learner.step(*batch(number))
+    assert method.alarms == [19]
 
 
 @pytest.mark.parametrize(

@@ -446,7 +446,7 @@ def test_ties_are_visited_once_and_stay_tied_in_a_fresh_model() -> None:
     assert not any(twice.optimizer.state[layer.weight]["exp_avg"].any() for layer in two)
 
 
-def test_parameters_are_those_that_train_and_freezing_counts_from_the_next_task() -> None:
+def test_parameters_are_those_that_train_also_after_layers_were_frozen() -> None:
     learner = simple()
     assert len(learner.parameters) == 4
     learner.model[0].requires_grad_(False)

@@ -354,6 +354,25 @@ def test_parameter_groups_have_rates_of_their_own_and_frozen_parameters_stay(dev
         assert_same_learner(mine, single)
 
 
+def test_layers_that_are_frozen_between_epochs_are_so_in_a_stack(device: torch.device) -> None:
+    arms = [ARMS[name] for name in ("L2-ER", "CBP")]
+    stack, singles = both(arms, device, 0.5)
+    data = data_on(device)
+    tasks = [task_of(data, member) for member in range(len(arms))]
+    train(stack, singles, [tasks])
+    for epoch, (layer, trains) in enumerate([("1", False), ("1", True), ("5", False)]):
+        kept = [learner.model.get_parameter("1.weight").clone() for learner in stack.learners]
+        for learner in (*stack.learners, *singles):
+            learner.model.get_submodule(layer).requires_grad_(trains)
+        orders = torch.stack([order_of(1, epoch, member) for member in range(len(arms))])
+        stack.epoch(orders)
+        for learner, order in zip(singles, orders, strict=True):
+            alone(learner, order, stack.clip)
+        for mine, single, before in zip(stack.learners, singles, kept, strict=True):
+            assert torch.equal(mine.model.get_parameter("1.weight"), before) == (epoch == 0)
+            assert_same_learner(mine, single)
+
+
 def test_convolutions_are_stacked_as_well(device: torch.device) -> None:
     def learner(seed: int, methods: list[rp.Method]) -> rp.Learner:
         torch.manual_seed(seed)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from ..learner import Learner
 from ..linalg.polar_factor import work_dtype
 from ..method import Method
 from ..units import Tap, UnitGroup, original
-from .kept import same_units
+from .kept import units_in_books
 
 
 def outgoing_magnitude(model: nn.Module, group: UnitGroup) -> Tensor:
@@ -75,28 +75,36 @@ class CBP(Method):
     def start(self, learner: Learner) -> None:
         learner.tap()
         learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not when the first unit is due
-        groups = learner.units.groups
-        self.state["sizes"] = [group.size for group in groups]
-        total = sum(group.size for group in groups)
-        self.state["utility"] = torch.zeros(total, device=learner.device)
-        self.state["age"] = torch.zeros(total, dtype=torch.long, device=learner.device)
-        # How many units are mature is known without looking at the device: as many as are born grow up m steps later.
         self.state["step"] = 0
-        self.state["owed"] = [0.0 for _ in groups]  # c: replacements that are due, with their fraction
-        self.state["mature"] = [0 for _ in groups]
-        self.state["young"] = [[[0, group.size]] for group in groups]  # (step of birth, how many)
+        self.units(learner)
+
+    def units(self, learner: Learner) -> Sequence[UnitGroup]:
+        """The units that train; of others the state has no books."""
+        return units_in_books(self, learner, self._opened)
+
+    def _opened(self, groups: Sequence[UnitGroup]) -> dict[str, Any]:
+        units = torch.cat([group.columns[:, 0] for group in groups])
+        return {
+            "utility": torch.zeros_like(units, dtype=torch.float32),
+            "age": torch.zeros_like(units),
+            # How many units are mature is known without looking at the device: as many as are born grow up m steps later.
+            "owed": [0.0 for _ in groups],  # c: replacements that are due, with their fraction
+            "mature": [0 for _ in groups],
+            "young": [[[self.state["step"], group.size]] for group in groups],  # (step of birth, how many)
+        }
 
     def after_step(self, learner: Learner) -> None:
-        tap, groups = learner.tap(), same_units(self, learner)
-        utility, age = self.state["utility"], self.state["age"]
-        utility.lerp_(contributions(learner.model, groups, tap), 1 - self.decay)
-        age += 1
-        self.replace(learner, utility, age)
+        groups, tap = self.units(learner), learner.tap()
+        if groups:
+            utility, age = self.state["utility"], self.state["age"]
+            utility.lerp_(contributions(learner.model, groups, tap), 1 - self.decay)
+            age += 1
+            self.replace(learner, utility, age)
 
     def replace(self, learner: Learner, utility: Tensor, age: Tensor) -> None:
         """Start the units anew that are due after this step; utility and age: (units of all groups,), are written to."""
         self.state["step"] += 1
-        groups, sizes = learner.units.groups, self.state["sizes"]
+        groups, sizes = self.units(learner), list(self.state["units"].values())
         due = [self._due(number) for number in range(len(groups))]
         parts = zip(groups, due, utility.split(sizes), age.split(sizes), strict=True)
         # The last layer first: where two neighbouring units are replaced, the zeros between them are written last.

@@ -110,6 +110,7 @@ class ER(Method):
             self.state["inputs"] = []
 
     def _ascend(self, learner: Learner, inputs: Tensor) -> None:
+        self._listen(learner)
         model = original(learner.model)
         statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
         assert self._tap is not None

@@ -21,7 +21,6 @@ from ..method import Method
 from ..units import Tap
 from ..watching import Watch
 from .fire import FIRE
-from .kept import same_units
 
 
 class _Watch(Watch):
@@ -48,10 +47,17 @@ class _Watch(Watch):
         self.known = self.state_dict()
         return alarm
 
-    def go_on(self, state: dict[str, Any]) -> None:
-        """From the state that a method has, which is another one once a run was resumed."""
-        if state is not self.known:
-            self.load_state_dict(state)
+    def go_on(self, state: dict[str, Any], learner: Learner) -> None:
+        """From a method's state, which is another one once a run was resumed, with the units that train by now."""
+        groups = learner.tap().groups
+        if groups.keys() != self._tap.groups.keys():
+            self._tap = Tap(learner.model, list(groups.values()), compiled=False)
+            self._tap.close()
+        elif state is self.known:
+            return
+        looks = state["recent"] if all(look.keys() == groups.keys() for look in state["recent"]) else []
+        lowest = {name: share for name, share in state["lowest"].items() if name in groups}
+        self.load_state_dict({**state, "lowest": lowest, "recent": looks})
 
 
 @dataclass
@@ -77,7 +83,6 @@ class FIREOnAlarm(FIRE):
         super().start(learner)
         learner.tap()  # raises now if there are no units to watch
         self._watch = _Watch(learner, self.every, self.looks, self.threshold)
-        self.state["sizes"] = [group.size for group in learner.units.groups]
         self.state["watch"], self.state["alarms"] = self._watch.known, []
 
     @property
@@ -86,9 +91,10 @@ class FIREOnAlarm(FIRE):
         return list(self.state.get("alarms", []))
 
     def after_step(self, learner: Learner) -> None:
-        same_units(self, learner)
+        if not learner.tap().groups:
+            return
         assert self._watch is not None
-        self._watch.go_on(self.state["watch"])
+        self._watch.go_on(self.state["watch"], learner)
         alarm = self._watch.alarm(learner.tap())
         self.state["watch"] = self._watch.known
         if alarm:

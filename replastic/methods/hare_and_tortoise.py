@@ -35,6 +35,7 @@ from ..method import Method
 from ..states import plain
 from ..units import original
 from .kept import Kept
+from .reset import frozen_tensors
 
 
 @torch.no_grad()
@@ -80,7 +81,8 @@ class HareAndTortoise(Method):
         follow_([tortoise[name] for name in hare], hare.values(), self.decay)
         self.state["steps"] += 1
         if self.state["steps"] % self.period == 0:
-            back = {name: tensor for name, tensor in hare.items() if not _is_frozen(tensor)}
+            fixed = frozen_tensors(learner.model)
+            back = {name: tensor for name, tensor in hare.items() if name not in fixed}
             many.copy_(list(back.values()), [tortoise[name] for name in back])
 
     def evaluated(self, learner: Learner) -> dict[str, nn.Module]:
@@ -105,11 +107,6 @@ class HareAndTortoise(Method):
 
     def _hare(self, learner: Learner) -> dict[str, Tensor]:
         return {name: holder[key] for name, (holder, key) in self._places.of(learner).items()}
-
-
-def _is_frozen(tensor: Tensor) -> bool:
-    """Whether it is a parameter that does not train."""
-    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
 def _copy(tensor: Tensor) -> Tensor:

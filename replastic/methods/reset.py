@@ -73,7 +73,7 @@ def reset_(
     if only == "biases":
         written = {name: written[name] for name in biases(model, where)}
     elif where == "all":
-        fixed = _frozen(model)
+        fixed = frozen_tensors(model)
         written = {name: tensor for name, tensor in written.items() if name not in fixed}
     else:
         written = {name: written[name] for name in layer_tensors(model, where)}
@@ -92,7 +92,7 @@ def reset_(
     return list(written)
 
 
-def _frozen(model: nn.Module) -> set[str]:
+def frozen_tensors(model: nn.Module) -> set[str]:
     """Names of frozen parameters, and of the buffers of layers that have no others."""
     names: set[str] = set()
     for prefix, module in original(model).named_modules():

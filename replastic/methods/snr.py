@@ -24,15 +24,17 @@ Departures from released code, each for a reason:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..learner import Learner
 from ..method import Method
-from .kept import Kept, same_units
+from ..units import UnitGroup
+from .kept import Kept, units_in_books
 
 
 def silence_limits(histogram: Tensor, limits: Tensor, threshold: float, longest: int) -> Tensor:
@@ -69,29 +71,34 @@ class SNR(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._counts = Kept(lambda learner: LateCounts(self.state["sizes"], learner.device))
+        self._counts = Kept(lambda learner: LateCounts(list(self.state["units"].values()), learner.device))
         self.require("threshold", 0 < self.threshold < 1, "between 0 and 1")
         self.require("longest", self.longest >= 2, "a number of steps, 2 or more")
         self.require("update_every", self.update_every >= 1, "a number of steps, 1 or more")
 
     def start(self, learner: Learner) -> None:
         learner.tap()
-        sizes = [group.size for group in learner.units.groups]
-        total, device = sum(sizes), learner.device
-        self.state["step"] = 0
-        self.state["silence"] = torch.zeros(total, dtype=torch.long, device=device)
-        self.state["limit"] = torch.full((total,), self.longest // 2, dtype=torch.long, device=device)
-        self.state["histogram"] = torch.zeros(total, self.longest + 1, dtype=torch.int32, device=device)
-        self.state["due"] = torch.zeros(total, dtype=torch.bool, device=device)
-        self.state["sizes"] = sizes
         learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not when the first unit is due
+        self.state["step"] = 0
+        units_in_books(self, learner, self._opened)
+
+    def _opened(self, groups: Sequence[UnitGroup]) -> dict[str, Any]:
+        units = torch.cat([group.columns[:, 0] for group in groups])
+        return {
+            "silence": torch.zeros_like(units),
+            "limit": torch.full_like(units, self.longest // 2),
+            "histogram": torch.zeros(len(units), self.longest + 1, dtype=torch.int32, device=units.device),
+            "due": torch.zeros_like(units, dtype=torch.bool),
+        }
 
     def after_step(self, learner: Learner) -> None:
-        groups, tap = same_units(self, learner), learner.tap()
+        groups, tap = units_in_books(self, learner, self._opened), learner.tap()
+        if not groups:
+            return
         silence, limit = self.state["silence"], self.state["limit"]
         histogram, due = self.state["histogram"], self.state["due"]
         counts = self._counts.of(learner)
-        self._reset(learner, counts.read(due))
+        self._reset(learner, groups, counts.read(due))
         fired = torch.cat([tap.largest(group.name) for group in groups]) > 0
         over = fired | due  # a silence ends with the unit's firing, or with its reset
         histogram.scatter_add_(1, silence[:, None], over[:, None].to(histogram.dtype))
@@ -103,10 +110,10 @@ class SNR(Method):
         torch.ge(silence, limit, out=due)
         counts.send(due)
 
-    def _reset(self, learner: Learner, counts: list[int]) -> None:
-        parts = self.state["due"].split([group.size for group in learner.units.groups])
+    def _reset(self, learner: Learner, groups: Sequence[UnitGroup], counts: list[int]) -> None:
+        parts = self.state["due"].split([group.size for group in groups])
         # The last layer first: where two neighbouring units are reset, the zeros between them are written last.
-        for group, chosen, count in reversed(list(zip(learner.units.groups, parts, counts, strict=True))):
+        for group, chosen, count in reversed(list(zip(groups, parts, counts, strict=True))):
             if count:
                 learner.reset_units(group, chosen)
 
