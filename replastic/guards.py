@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -156,6 +157,24 @@ def place_of(model: nn.Module) -> tuple[object, object]:
 def structure_of(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """What every module holds: the dict itself, and what was in it. Cheap to look at again after each step."""
     return [(holder, dict(holder)) for module in model.modules() for holder in (module._modules, module._parameters)]
+
+
+def check_unchanged(
+    model: nn.Module, structure: list[tuple[dict[str, Any], dict[str, Any]]], place: tuple[object, object]
+) -> None:
+    """Raise if a model is elsewhere, or made of other modules and parameters, than `structure_of` and `place_of` said."""
+    for name, now, then in zip(("device", "dtype"), place_of(model), place, strict=True):
+        if now != then:
+            raise RuntimeError(
+                f"the model's {name} was changed from {then} to {now} since its methods started: do so before Learner()"
+            )
+    for holder, values in structure:
+        if len(holder) != len(values) or not all(map(is_, holder.values(), values.values())):
+            changed = [key for key in {**values, **holder} if holder.get(key) is not values.get(key)]
+            raise RuntimeError(
+                f"the model was changed after its methods started: {(changed or [*holder])[0]!r} is another one now. "
+                "Change it before Learner(...), or make a new Learner of the changed model"
+            )
 
 
 def trains_of(parameters: Iterable[Tensor]) -> list[bool]:

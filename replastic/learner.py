@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from operator import is_
 from typing import Any, Literal
 
 import torch
@@ -21,6 +20,7 @@ from .guards import (
     check_placed,
     check_processes,
     check_task,
+    check_unchanged,
     flat_list,
     place_of,
     processes_of,
@@ -31,13 +31,13 @@ from .guards import (
     warn_of_untrained,
 )
 from .method import Method
-from .optim import as_one, check_clearable, clear_state_
+from .optim import as_one, check_clearable, check_will_clear, clear_state_
 from .resuming import go_on_from, state_of
 from .sharded import check_unsharded
 from .silence import Silence
 from .states import built_like, first_weights, memory, reinitialised, seeded, trainable
 from .task import Batch, Task, outputs_of
-from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_
+from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_, written
 
 _TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
 
@@ -159,7 +159,7 @@ class Learner:
     def begin(self, task: Task | None = None) -> None:
         """Say that the next steps are of `task`. This is a boundary, at which methods act, unless nothing came before it:
         no other call, and no step of the optimiser."""
-        self._check_structure()
+        check_unchanged(self.model, self._structure, self._place)
         check_task(task, self.methods)
         self.notice_frozen()
         if self.steps:  # also those of captured graphs, which call methods by themselves
@@ -190,7 +190,7 @@ class Learner:
     def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
         """Have the methods act after a step of the optimiser; `batch` is what the step learnt from."""
         self._see(batch)
-        self._check_structure()
+        check_unchanged(self.model, self._structure, self._place)
         self.notice_frozen(after_pass=True)
         for method in self.acting("after_step"):
             method.after_step(self)
@@ -267,6 +267,12 @@ class Learner:
             optimizer=self.optimizer,
         )
 
+    def will_reset_units(self, method: Method) -> None:
+        """For a method's `start`: raise now what would go wrong when the first unit is due. Taps the activations, too."""
+        self.tap()
+        self.template  # noqa: B018 - raises if no new weights can be drawn
+        self.will_forget(method, written(self.model, self.units.groups), parts=True)
+
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, each tensor once, however many names it has."""
@@ -329,12 +335,25 @@ class Learner:
 
         Call it before weights are written: what can go wrong goes wrong here.
         """
-        wanted = {memory(parameter) for parameter in parameters}
-        held = [param for group in self.optimizer.param_groups for param in group["params"] if memory(param) in wanted]
+        held = self._held(parameters)
         for param in held:
             check_clearable(self.optimizer, param)
         for param in held:
             clear_state_(self.optimizer, param)
+
+    def will_forget(self, method: Method, parameters: Iterable[Tensor], *, parts: bool = False) -> None:
+        """For a method's `start`: raise now if `forget` of these will raise once the optimiser has state.
+
+        parts: single entries of them are to be cleared.
+        """
+        name, index = type(method).__name__, ... if parts else None
+        instead = f", or give {name}(clear_state=False)" if hasattr(method, "clear_state") else ""
+        check_will_clear(self.optimizer, [(param, index) for param in self._held(parameters)], name, instead)
+
+    def _held(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Those, and others of the same memory, that the optimiser holds."""
+        wanted = {memory(parameter) for parameter in parameters}
+        return [param for param in self.trained() if memory(param) in wanted]
 
     def model_changed(self) -> None:
         """For a method that changed the module tree itself: what was found out about the old one is forgotten."""
@@ -396,17 +415,3 @@ class Learner:
             method.start(self)
             self._silence.steps = 0  # of those before it has missed nothing
             self._started = [m for m in self.methods if m is method or any(s is m for s in self._started)]  # in their order
-
-    def _check_structure(self) -> None:
-        for name, now, then in zip(("device", "dtype"), place_of(self.model), self._place, strict=True):
-            if now != then:
-                raise RuntimeError(
-                    f"the model's {name} was changed from {then} to {now} since its methods started: do so before Learner()"
-                )
-        for holder, values in self._structure:
-            if len(holder) != len(values) or not all(map(is_, holder.values(), values.values())):
-                changed = [key for key in {**values, **holder} if holder.get(key) is not values.get(key)]
-                raise RuntimeError(
-                    f"the model was changed after its methods started: {(changed or [*holder])[0]!r} is another one now. "
-                    "Change it before Learner(...), or make a new Learner of the changed model"
-                )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -72,33 +73,73 @@ def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None
 
 def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> None:
     """Raise unless `clear_state_` with these arguments will succeed; changes nothing."""
+    why, instead = _obstacle(optimizer, param, index) or ("", "")
+    if why:
+        raise TypeError(f"{why}: {instead}")
+
+
+def _obstacle(optimizer: Optimizer, param: Tensor, index: Any) -> tuple[str, str] | None:
+    """Why what is known of a parameter now cannot be cleared, and what to do instead."""
     if isinstance(optimizer, Together):
         optimizer = optimizer.trainer_of(param)
     name = type(optimizer).__name__
     for attribute in ("optim", "optimizer", "base_optimizer"):
         inner = getattr(optimizer, attribute, None)
         if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
-            raise TypeError(f"{name} keeps its state in another optimiser: pass that, as in optimizer.{attribute}")
+            return f"{name} keeps its state in another optimiser", f"pass that, as in optimizer.{attribute}"
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError("LBFGS remembers all parameters as one vector: build it anew instead")
+        return "LBFGS remembers all parameters as one vector", "build it anew instead"
     _group_of(optimizer, param)
     for key, value in optimizer.state.get(param, {}).items():
         if key in _COUNTERS or value is None:
             continue
         starts_elsewhere = key == "sum" and optimizer.defaults.get("initial_accumulator_value")
         if key not in _ZERO_AT_START or starts_elsewhere:
-            raise TypeError(
-                f"{name} keeps {key!r}, and how that starts is not known: build the optimiser anew "
-                f"instead, or del optimizer.state[param] if it makes state when it is missing"
-            )
+            advice = "build the optimiser anew instead, or del optimizer.state[param] if it makes state when it is missing"
+            return f"{name} keeps {key!r}, and how that starts is not known", advice
         kind = type(value).__name__
         if kind not in ("Tensor", "Parameter", "DTensor"):
-            raise TypeError(f"{name}'s {key!r} is a {kind}, not a plain tensor: build the optimiser anew instead")
+            return f"{name}'s {key!r} is a {kind}, not a plain tensor", "build the optimiser anew instead"
         if index is not None and (kind == "DTensor" or value.shape != param.shape):
+            of = f"of shape {tuple(value.shape)} for weights of shape {tuple(param.shape)}"
+            advice = "clear the whole parameter with index=None"
+            return f"{name}'s {key!r} is a {kind} {of}, of which single entries cannot be cleared", advice
+    return None
+
+
+def check_will_clear(optimizer: Optimizer, entries: Iterable[tuple[Tensor, Any]], who: str, instead: str = "") -> None:
+    """Raise, for `who`, if `clear_state_` of these (parameter, index) will not succeed once the optimiser has stepped.
+
+    Where it has no state yet, that of a small parameter tells, after a step of an optimiser of the same class and settings;
+    it needs no list of optimisers. One that cannot be tried, because it is made of other things, is taken on trust.
+    """
+    tried: set[tuple[int, int, bool]] = set()
+    for param, index in entries:
+        problem = _obstacle(optimizer, param, index)
+        group = _group_of(optimizer, param)
+        known = (id(group), param.ndim, index is None)
+        if problem is None and not optimizer.state.get(param) and known not in tried:
+            tried.add(known)
+            problem = _obstacle_of_a_like(optimizer, param, group, index)
+        if problem is not None:
             raise TypeError(
-                f"{name}'s {key!r} is a {kind} of shape {tuple(value.shape)}, of which single entries cannot be cleared: "
-                "clear the whole parameter with index=None"
+                f"{who} clears what the optimiser remembers of weights that it changes, and {problem[0]}: train with "
+                f"torch.optim.SGD, Adam or AdamW{instead}"
             )
+
+
+def _obstacle_of_a_like(optimizer: Optimizer, param: Tensor, group: dict[str, Any], index: Any) -> tuple[str, str] | None:
+    kind = type(optimizer.trainer_of(param) if isinstance(optimizer, Together) else optimizer)
+    small = torch.ones((2,) * param.ndim, dtype=param.dtype, device=param.device, requires_grad=True)
+    small.grad = torch.ones_like(small)
+    try:
+        settings = {key: group[key] for key in inspect.signature(kind).parameters if key in group and key != "params"}
+        with torch.random.fork_rng([]):
+            like = kind([small], **settings)
+            like.step()
+    except Exception:  # somebody's own constructor and step may want anything
+        return None
+    return _obstacle(like, small, None if index is None else ...)
 
 
 def entry_state(optimizer: Optimizer, param: Tensor) -> list[Tensor]:

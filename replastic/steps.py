@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .guards import check_own_steps
 from .learner import Learner
+from .optim import check_will_clear
 from .task import Batch, Task, outputs_of
 from .training import Training
 
@@ -42,6 +43,9 @@ class EagerSteps:
 
     def __init__(self, learner: Learner, training: Training) -> None:
         check_own_steps(learner.optimizer)
+        if training.renew_optimizer:
+            trained = [(parameter, None) for parameter in learner.trained()]
+            check_will_clear(learner.optimizer, trained, "Training", ", or give renew_optimizer=False")
         self.learner, self.training = learner, training
         learner.precision = lambda: training.autocast(learner.device)
         self.totals = Totals(learner.device)

@@ -106,7 +106,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_half_done() ->
         (learner_of(MLP, [Drift(), rp.FIRE()]), learner.model.state_dict(), "no Learner's state_dict"),
         (Learner(two, several, methods=[Drift(), rp.FIRE()]), saved, r"1 optimiser\(s\), and this learner has 2"),
         (
-            Learner(two, torch.optim.ASGD(two.parameters()), methods=[Drift(), rp.FIRE()]),
+            Learner(two, torch.optim.ASGD(two.parameters()), methods=[Drift(), rp.FIRE(clear_state=False)]),
             saved,
             "another kind of optimiser, with .*, where this learner's has alpha, .*lambd",
         ),

@@ -73,8 +73,7 @@ class CBP(Method):
         self.require("decay", 0 <= self.decay < 1, "at least 0 and below 1")
 
     def start(self, learner: Learner) -> None:
-        learner.tap()
-        learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not when the first unit is due
+        learner.will_reset_units(self)
         self.state["step"] = 0
         self.units(learner)
 

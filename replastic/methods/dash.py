@@ -132,13 +132,22 @@ class DASH(Method):
         self.require("alpha", 0 < self.alpha <= 1, "above 0 and at most 1")
         self.require("floor", 0 <= self.floor <= 1, "between 0 and 1")
 
+    def start(self, learner: Learner) -> None:
+        if self.clear_state:
+            learner.will_forget(self, _chosen(learner, shrink_axes(learner.model)).values())
+
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         assert task is not None
         axes = shrink_axes(learner.model)
-        chosen = {name: parameter for name, parameter in learner.parameters.items() if name in axes}
-        if not chosen:
-            raise ValueError("DASH found no trainable linear or convolutional layer in this model")
+        chosen = _chosen(learner, axes)
         directions = mean_descent(learner, chosen, task.batches(learner.data_generator()), self.alpha)
         if self.clear_state:
             learner.forget(chosen.values())
         dash_(chosen, directions, axes, self.floor)
+
+
+def _chosen(learner: Learner, axes: Mapping[str, tuple[int, ...]]) -> dict[str, nn.Parameter]:
+    chosen = {name: parameter for name, parameter in learner.parameters.items() if name in axes}
+    if not chosen:
+        raise ValueError("DASH found no trainable linear or convolutional layer in this model")
+    return chosen

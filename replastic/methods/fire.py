@@ -26,7 +26,7 @@ Departures from the released code, each for a reason:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -164,7 +164,11 @@ class FIRE(Method):
         PolarOptions(self.method, self.steps, self.coefficients)  # raises if they do not go together
 
     def start(self, learner: Learner) -> None:
-        select(learner.model, self.where)  # raises now if there is nothing to fire, and not after a whole task
+        selection = select(learner.model, self.where)  # raises now if there is nothing to fire, and not after a whole task
+        if self.clear_state:
+            for parts in (False, True):
+                found = [params for _, params, index in _written(selection) if parts == (index is not None)]
+                learner.will_forget(self, [param for params in found for param in params], parts=parts)
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         optimizer = learner.optimizer if self.clear_state else None
@@ -221,10 +225,25 @@ def _optimizer_entries(
     if optimizer is None:
         return []
     optimizers = as_list(optimizer)
+    entries: list[tuple[Optimizer, nn.Parameter, Tensor | None]] = []
+    for name, parameters, index in _written(selection):
+        held = [(o, p, index) for o in optimizers for p in parameters if holds(o, p)]
+        if not held:
+            raise ValueError(
+                f"no optimiser that was given holds {name}: pass the one that trains it, all of them as a list, "
+                "or optimizer=None"
+            )
+        for entry in held:
+            check_clearable(*entry)
+        entries += held
+    return entries
+
+
+def _written(selection: Selection) -> Iterator[tuple[str, list[nn.Parameter], Tensor | None]]:
+    """(name, parameters that are one tensor, index): index is a mask where only parts of it were selected, else None."""
     by_parameter: dict[int, list[WeightMatrix]] = {}
     for weight in selection.chosen:
         by_parameter.setdefault(id(weight.parameter), []).append(weight)
-    entries: list[tuple[Optimizer, nn.Parameter, Tensor | None]] = []
     for weights in by_parameter.values():
         parameters = [weights[0].parameter, *weights[0].aliases]
         index = None
@@ -232,13 +251,4 @@ def _optimizer_entries(
             index = torch.zeros_like(parameters[0], dtype=torch.bool)
             for weight in weights:
                 weight.stack(index).view.fill_(True)
-        held = [(o, p, index) for o in optimizers for p in parameters if holds(o, p)]
-        if not held:
-            raise ValueError(
-                f"no optimiser that was given holds {weights[0].name}: pass the one that trains it, all of them as a list, "
-                "or optimizer=None"
-            )
-        for entry in held:
-            check_clearable(*entry)
-        entries += held
-    return entries
+        yield weights[0].name, parameters, index

@@ -67,8 +67,7 @@ class ReDo(Method):
         self.require("period", self.period >= 1, "a number of steps, 1 or more")
 
     def start(self, learner: Learner) -> None:
-        learner.tap()
-        learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not in a thousand steps
+        learner.will_reset_units(self)
         self.state["step"] = 0
 
     def after_step(self, learner: Learner) -> None:

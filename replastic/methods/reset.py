@@ -173,6 +173,8 @@ class FullReset(Method):
         self.require("to", self.to in ("initial", "fresh"), '"initial" or "fresh"')
 
     def start(self, learner: Learner) -> None:
+        if self.clear_state:
+            learner.will_forget(self, [parameter for parameter in learner.trained() if parameter.requires_grad])
         if self.to == "fresh":
             learner.check_fresh()
 
@@ -196,7 +198,10 @@ class LayerReset(Method):
         self.require("only", self.only in (None, "biases"), '"biases" or None')
 
     def start(self, learner: Learner) -> None:
-        (biases if self.only else layer_tensors)(learner.model, self._where(learner))  # raises if there is nothing to reset
+        names = (biases if self.only else layer_tensors)(learner.model, self._where(learner))  # raises if there are none
+        if self.clear_state:
+            tensors = named_tensors(learner.model)
+            learner.will_forget(self, [tensors[name] for name in names])
         if self.to == "fresh":
             learner.check_fresh()
 

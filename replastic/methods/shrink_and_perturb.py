@@ -76,7 +76,9 @@ class ShrinkAndPerturb(Method):
         self.require("towards", self.towards in ("initial", "fresh"), '"initial" or "fresh"')
 
     def start(self, learner: Learner) -> None:
-        _chosen(learner, self.where)  # raises now if there is nothing to shrink
+        chosen = _chosen(learner, self.where)  # raises now if there is nothing to shrink
+        if self.clear_state and self.rate:
+            learner.will_forget(self, chosen.values())
         if self.towards == "fresh":
             learner.check_fresh()
 
@@ -104,11 +106,16 @@ class ShrinkAndAddNoise(Method):
         self.require("sigma", self.sigma >= 0, "0 or more")
 
     def start(self, learner: Learner) -> None:
-        _chosen(learner, self.where)  # raises now if there is nothing to shrink
+        chosen = _chosen(learner, self.where).values()  # raises now if there is nothing to shrink
+        if self._clears():
+            learner.will_forget(self, chosen)
+
+    def _clears(self) -> bool:
+        return self.clear_state and (self.shrink, self.sigma) != (1, 0)
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         chosen = _chosen(learner, self.where).values()
-        if self.clear_state and (self.shrink, self.sigma) != (1, 0):
+        if self._clears():
             learner.forget(chosen)
         add_noise_(chosen, self.shrink, self.sigma, learner.generator)
 

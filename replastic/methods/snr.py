@@ -77,8 +77,7 @@ class SNR(Method):
         self.require("update_every", self.update_every >= 1, "a number of steps, 1 or more")
 
     def start(self, learner: Learner) -> None:
-        learner.tap()
-        learner.template  # noqa: B018 - raises now if no new weights can be drawn, and not when the first unit is due
+        learner.will_reset_units(self)
         self.state["step"] = 0
         units_in_books(self, learner, self._opened)
 

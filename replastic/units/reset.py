@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,12 @@ def reset_units_(
     for slot, tensors in state.items():
         for tensor in tensors:
             slot.view(tensor).masked_fill_(masks[slot], 0)
+
+
+def written(model: nn.Module, groups: Iterable[UnitGroup]) -> list[Tensor]:
+    """The tensors of which `reset_units_` of these groups writes entries."""
+    slots = [slot for group in groups for slot in (*group.makers, *group.norms, *group.readers)]
+    return [slot.tensor(original(model)) for slot in slots]
 
 
 def _mask(group: UnitGroup, chosen: Tensor) -> Tensor:
