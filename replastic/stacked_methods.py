@@ -17,7 +17,7 @@ from torch.func import functional_call
 from .learner import Learner
 from .linalg.effective_rank import effective_rank
 from .method import Method
-from .methods.cbp import CBP, outgoing_magnitude
+from .methods.cbp import CBP, contribution
 from .methods.er import ER, dense_groups
 from .methods.l2 import L2
 from .streams.images import ImageTask
@@ -226,23 +226,23 @@ class StackedCBP:
                 )
         self.rows = rows_of([member for member, _ in found], first.device)
         self.tap = Tap(model, self.groups, compiled=False)
-        self._outgoing = _Outgoing(model, self.groups)
+        self._contributions = _Contributions(model, self.groups)
         self._readers = sorted({f"{slot.layer}.{slot.attribute}" for group in self.groups for slot in group.readers})
         self.utility = torch.stack([method.state["utility"] for _, method in found])  # (CBP members, units of all groups)
         self.age = torch.stack([method.state["age"] for _, method in found])
         self.fresh = torch.tensor([[1 - method.decay] for _, method in found]).to(self.utility)  # a step's share in it
 
     def activity(self) -> Tensor:
-        """(units of all groups,): mean |h| in the pass that was just made, of one member."""
-        seen = torch.cat([self.tap.mean_abs(group.name) for group in self.groups]).float()
+        """(channels that the groups' readers read,): mean |h| in the pass that was just made, of one member."""
+        seen = torch.cat([self.tap.mean_abs_by_channel(group.name) for group in self.groups]).float()
         self.tap.clear()
         return seen
 
     def observe(self, activity: Tensor) -> None:
-        """Utilities and ages after a step; activity: (all members, units of all groups), of the step's own pass."""
+        """Utilities and ages after a step; activity: (all members, channels), of the step's own pass."""
         held = {f"model.{name}": self.weights[name][self.rows] for name in self._readers}
-        outgoing = torch.vmap(lambda weights: functional_call(self._outgoing, weights, ()))(held)
-        self.utility.lerp_(activity[self.rows] * outgoing, self.fresh)
+        found = torch.vmap(lambda weights, seen: functional_call(self._contributions, weights, (seen,)))
+        self.utility.lerp_(found(held, activity[self.rows]), self.fresh)
         self.age.add_(1)
 
     def replace(self) -> None:
@@ -258,15 +258,16 @@ class StackedCBP:
             method.state["age"].copy_(self.age[number])
 
 
-class _Outgoing(nn.Module):
-    """Σ|w_out| of every unit, as a module, so that functional_call can give it other weights."""
+class _Contributions(nn.Module):
+    """What every unit contributes, as a module, so that functional_call can give it other weights."""
 
     def __init__(self, model: nn.Module, groups: Sequence[Any]) -> None:
         super().__init__()
         self.model, self.groups = model, groups
 
-    def forward(self) -> Tensor:
-        return torch.cat([outgoing_magnitude(self.model, group) for group in self.groups])
+    def forward(self, activity: Tensor) -> Tensor:
+        parts = activity.split([len(group.readers[0].units) for group in self.groups])
+        return torch.cat([contribution(self.model, group, part) for group, part in zip(self.groups, parts, strict=True)])
 
 
 class StackedER:

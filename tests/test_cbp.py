@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import replastic as rp
 from replastic.methods.cbp import CBP, contributions, least_useful, outgoing_magnitude
@@ -23,14 +23,95 @@ def test_contribution_is_mean_activation_times_outgoing_weights() -> None:
     channels = nn.Sequential(*list(model)[:4])(
         inputs
     )  # conv, norm, relu, pool; its 3 x 3 positions are columns of the linear layer
-    expected = channels.abs().mean((0, 2, 3)) * model[5].weight.abs().sum(0).view(6, -1).sum(1)
+    expected = (channels.abs().mean(0).flatten() * model[5].weight.abs().sum(0)).view(6, -1).sum(1)
     assert torch.allclose(contributions(model, [group], tap), expected, rtol=1e-5)
+
+
+def test_a_column_counts_by_its_own_activation_and_its_own_weights() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2)[:, :, None, None])
+        model[3].weight.copy_(torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
+    with Tap(model, find_units(model).groups) as tap:
+        model(torch.tensor([[[[1.0, 0.0]], [[1.0, 0.0]]]]))  # where the second channel is active nothing reads it
+    assert contributions(model, list(tap.groups.values()), tap).tolist() == [1, 0]
+
+
+class Flat(nn.Module):
+    """A convolution's channels, flattened in some way and read by one linear layer or two."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, columns = how, {"one position": 3, "adaptive": 12}.get(how, 27)
+        self.conv, self.pool, self.small = nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2)
+        self.head = nn.Linear(columns, 4)
+        self.other = nn.Linear({"pooled apart": 3, "turned apart": 27}.get(how, columns), 2)
+
+    def seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What each head reads."""
+        h = self.conv(x).relu()
+        if self.how == "one position":
+            h = h.mean((2, 3))
+        elif self.how == "adaptive":
+            h = self.small(h)
+        elif self.how != "no pooling":
+            h = self.pool(h)
+        if self.how == "channels last":
+            h = h.permute(0, 2, 3, 1)
+        flat = h.flatten(1)
+        if self.how == "turned apart":
+            return flat, h.permute(0, 2, 3, 1).flatten(1)
+        return flat, h.mean((2, 3)) if self.how == "pooled apart" else flat
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = self.seen(x)
+        return self.head(first), self.other(second)
+
+    def owner(self, columns: int) -> Tensor:
+        """Whose each column of a head is."""
+        per = columns // 3
+        return torch.arange(3).repeat(per) if self.how == "channels last" else torch.arange(3).repeat_interleave(per)
+
+
+@pytest.mark.parametrize(
+    "how", ["no pooling", "pooled", "adaptive", "one position", "channels last", "pooled apart", "turned apart"]
+)
+def test_channels_are_found_in_the_columns_that_read_them(how: str) -> None:
+    torch.manual_seed(0)
+    model = Flat(how).double()
+    x = torch.randn(5, 2, *([5, 5] if how == "no pooling" else [8, 8]), dtype=torch.float64)
+    with Tap(model, find_units(model, x).groups) as tap:
+        model(x)
+    first, second = (seen.abs().mean(0) for seen in model.seen(x))
+    weights = [head.weight.abs().sum(0) for head in (model.head, model.other)]
+    expected = torch.zeros(3, dtype=torch.float64).index_add(0, model.owner(len(first)), first * weights[0])
+    if how == "turned apart":  # its columns lie elsewhere: the mean of all of them stands for each
+        owner = torch.arange(3).repeat(9)
+        second = torch.zeros(3, dtype=torch.float64).index_add(0, model.owner(27), first / 9)[owner]
+    else:
+        owner = model.owner(len(second))
+    expected = expected.index_add(0, owner, second * weights[1])
+    (group,) = tap.groups.values()
+    torch.testing.assert_close(contributions(model, [group], tap).double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "vit", "gpt", "simba"])
+def test_units_of_one_column_have_the_product_of_two_numbers_bit_for_bit(name: str) -> None:
+    model = ZOO[name].build()
+    with Tap(model, find_units(model).groups) as tap:
+        model(ZOO[name].batch()[0])
+    for group in tap.groups.values():
+        assert group.columns.shape[1] == 1
+        (reader,) = group.readers
+        view = reader.view(reader.tensor(model).detach())
+        outgoing = torch.linalg.vector_norm(view, 1, list(range(reader.lead, view.ndim))).flatten()
+        assert torch.equal(contributions(model, [group], tap), tap.mean_abs(group.name) * group.total(outgoing))
 
 
 def test_outgoing_weights_of_all_readers_count() -> None:
     model = ActorCritic()
     expected = model.pi.weight.abs().sum(0) + model.v.weight.abs().sum(0)
-    assert torch.allclose(outgoing_magnitude(model, find_units(model).groups[0]), expected)
+    assert torch.allclose(outgoing_magnitude(model, find_units(model).groups[0])[:, 0], expected)
 
 
 def test_the_lowest_utility_mature_units_are_chosen() -> None:

@@ -1,10 +1,11 @@
 """Continual Backpropagation: keep replacing the few mature units that contribute least.
 
-    u <- η u + (1 - η) · mean|h| · Σ|w_out|          contribution utility, after every step
+    u <- η u + (1 - η) · Σ_k mean|h_k| · Σ|w_k|      contribution utility, after every step
     age <- age + 1;  mature if age > m
     c <- c + ρ · (number of mature units);  replace the ⌊c⌋ mature units of least u/(1 - η^age);  c <- c - ⌊c⌋
 
-in each layer. A replaced unit has fresh incoming weights, zero outgoing ones, age 0 and utility 0.
+in each layer. A replaced unit has fresh incoming weights, zero outgoing ones, age 0 and utility 0. The next layer reads
+a unit in columns, h_k with weights w_k: in one, except where a channel is flattened into a linear layer.
 
 Dohare, Hernandez-Garcia, Lan, Rahman, Mahmood & Sutton: Loss of Plasticity in Deep Continual Learning, Nature 2024.
 
@@ -17,6 +18,8 @@ Departures from released code, each for a reason:
       |w_out|, draws no new weights, and replaces a unit whatever the rate is.
     - The optimiser's moments of the replaced entries are cleared, and the ages are those of units where a channel feeds many
       columns of a linear layer.
+    - Replacements accrue at ρ times the mature units, as in the paper and the MLP version of its code; in the convolutional
+      version at ρ times all units of a layer, from when one of them is mature.
     - The paper's rule has no transfer of the mean activation into the next bias, which the MLP version of its code does.
 """
 
@@ -37,22 +40,31 @@ from .kept import units_in_books
 
 
 def outgoing_magnitude(model: nn.Module, group: UnitGroup) -> Tensor:
-    """(units,): the sum of |w| over all weights that read each unit."""
+    """(units, columns a unit): the sum of |w| over all weights that read each column."""
     first, *others = (
         torch.linalg.vector_norm(view, 1, list(range(slot.lead, view.ndim)), dtype=work_dtype(view.dtype)).flatten().float()
         for slot, view in ((slot, slot.view(slot.tensor(model).detach())) for slot in group.readers)
     )
-    total = group.total(first)
-    for slot, channels in zip(group.readers[1:], others, strict=True):
-        # index_put_ adds up in a fixed order, index_add_ on the GPU does not
-        total.index_put_((slot.units.clamp_min(0),), channels * (slot.units >= 0), accumulate=True)
+    total = group.by_unit(first)
+    for slot, channels, alike in zip(group.readers[1:], others, group.alike[1:], strict=True):
+        if alike:
+            total = total + group.by_unit(channels)
+        else:  # which of the first reader's columns it sees is not known: an equal share for each
+            shares = (channels * (slot.units >= 0) / total.shape[1])[:, None].expand(-1, total.shape[1])
+            # index_put_ adds up in a fixed order, index_add_ on the GPU does not
+            total = total.index_put((slot.units.clamp_min(0),), shares, accumulate=True)
     return total
 
 
+def contribution(model: nn.Module, group: UnitGroup, activity: Tensor) -> Tensor:
+    """(units,): Σ mean|h| · Σ|w_out| over the columns of each unit; activity: mean|h| of the first reader's channels."""
+    columns = group.by_unit(activity) * outgoing_magnitude(original(model), group)
+    return columns.squeeze(1) if columns.shape[1] == 1 else columns.sum(1)
+
+
 def contributions(model: nn.Module, groups: Sequence[UnitGroup], tap: Tap) -> Tensor:
-    """(units of all groups,): mean|h| · Σ|w_out|, what each unit contributes to the layers that read it."""
-    activity = torch.cat([tap.mean_abs(group.name) for group in groups]).float()
-    return activity * torch.cat([outgoing_magnitude(original(model), group) for group in groups])
+    """(units of all groups,): what each unit contributes to the layers that read it."""
+    return torch.cat([contribution(model, group, tap.mean_abs_by_channel(group.name).float()) for group in groups])
 
 
 @dataclass

@@ -51,6 +51,7 @@ class UnitGroup:
     makers: tuple[Slot, ...]  # weights and biases, a row for each unit; several layers where a product makes the unit
     norms: tuple[Slot, ...]  # gains, shifts and running statistics, an entry for each unit
     readers: tuple[Slot, ...]  # weights, a column (or a block of columns) for each unit
+    alike: tuple[bool, ...]  # of these: whether each unit's columns are where the first reader has them
     columns: Tensor  # which input channels of the first reader each unit has, as (units, columns a unit)
     in_order: bool  # whether those are all of its channels, one unit after the other: then nothing need be gathered
     channels_first: bool  # where that input has its channels: on axis 1, or on the last
@@ -179,24 +180,29 @@ def _group(
     # products, behind the last of those: a gate may itself be computed from what it will be multiplied with.
     ready = max((at for left, _, at in flows.same if (unit[root[left]] >= 0).any()), default=0)
     wholes: list[tuple[Slot, Tensor]] = []
+    read: dict[Slot, Tensor] = {}
     for number in numbers:
         entry = flows.entries[number]
         units = unit[rooted[number]]
         in_order = torch.equal(units, torch.arange(len(members)))
         slot = Slot(entry.layer, entry.attribute, entry.view, entry.lead, units.to(device), in_order)
         slots[entry.role].append(slot)
-        if entry.role == "reader" and number >= ready and _covers(units, len(members)):
-            wholes.append((slot, units))
+        if entry.role == "reader":
+            read[slot] = units
+            if number >= ready and _covers(units, len(members)):
+                wholes.append((slot, units))
     if not wholes:
         return None
     first, units = wholes[0]
     columns = _columns(units, len(members))
+    readers = (first, *(slot for slot in slots["reader"] if slot is not first))
     return UnitGroup(
         flows.entries[numbers[0]].layer,
         len(members),
         tuple(slots["maker"]),
         tuple(slots["norm"]),
-        (first, *(slot for slot in slots["reader"] if slot is not first)),
+        readers,
+        tuple(torch.equal(read[slot], units) for slot in readers),
         columns.to(device),
         torch.equal(columns.flatten(), torch.arange(len(units))),
         flows.channels_first[first.layer],

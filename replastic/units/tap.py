@@ -84,6 +84,12 @@ class Tap:
         samples = group.columns.shape[1] * inputs.numel() / len(total)
         return group.total(total) / max(samples, 1)
 
+    def mean_abs_by_channel(self, name: str) -> Tensor:
+        """(channels,): the same for each input channel of the layer that reads the group, over samples and positions."""
+        inputs, axes = self._to_reduce(name)
+        total = torch.linalg.vector_norm(inputs, 1, axes, dtype=work_dtype(inputs.dtype))
+        return total / max(inputs.numel() / len(total), 1)
+
     def largest(self, name: str) -> Tensor:
         """(units,): the largest h of all samples, positions and columns."""
         inputs, axes = self._to_reduce(name)
