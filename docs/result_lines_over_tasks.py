@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import correlation, mean, stdev
+from statistics import correlation, mean, median, stdev
 
+import torch
 from result_lines import RECORDS, arms_in, as_row, ends_of_tasks, head, late, runs_in
 
+from replastic.measures.curvature import SpectralDensity
 from replastic.record import Run
 from replastic.report.curves import Moment, points_of
 
@@ -145,11 +147,13 @@ def inside(arms: Mapping[str, Sequence[Run]], tasks: Sequence[int], order: Itera
     columns: list[tuple[str, Moment, str]] = [
         ("dead_fraction", "end", ".3f"),
         ("effective_rank", "end", ".0f"),
-        ("hessian_epsilon_mass", "start", ".4f"),
+        (RECORDED, "start", ".4f"),
+        (RELEASED, "start", ".3f"),
         ("largest eigenvalue", "start", ".0f"),
     ]
     every = f"tasks {', '.join(map(str, tasks))}"
-    rows = [f"| {every} | dead units, share | effective rank | ε-rank, share | largest eigenvalue |", "|---" * 5 + "|"]
+    names = ["dead units, share", "effective rank", "ε-rank, share", "the same as released", "largest eigenvalue"]
+    rows = head([every, *names])
     rows += [as_row([arm, *(_at_tasks(arms[arm], tasks, *column) for column in columns)]) for arm in order]
     return rows
 
@@ -177,20 +181,32 @@ def _at_tasks(runs: Sequence[Run], tasks: Sequence[int], figure: str, moment: Mo
 
 def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:
     """A measure at the start or end of tasks, where it was taken; tasks are counted from 1."""
-    if figure == "largest eigenvalue":
+    if figure in _OF_SPECTRUM:
+        assert moment == "start", moment
         starts = {row["task"] + 1: row.get("measures", {}) for row in run.rows if row["epoch"] == 0}
-        return {
-            task: max(found["hessian_spectrum"]["nodes"]) for task, found in starts.items() if "hessian_spectrum" in found
-        }
+        spectra = {task: found["hessian_spectrum"] for task, found in starts.items() if "hessian_spectrum" in found}
+        return {task: _OF_SPECTRUM[figure](spectrum) for task, spectrum in spectra.items()}
     return dict(points_of(run, f"measures.{figure}", moment))
 
 
-def shares_and_ends(runs: Iterable[Run], figure: str) -> list[tuple[int, float, float]]:
+def _mass_as_released(spectrum: Mapping[str, list[float]]) -> float:
+    nodes, weights = (torch.tensor([spectrum[key]], dtype=torch.float64) for key in ("nodes", "weights"))
+    return SpectralDensity(nodes, weights, nodes.shape[1]).epsilon_mass_as_released().value
+
+
+RECORDED, RELEASED = "hessian_epsilon_mass", "hessian_epsilon_mass_as_released"
+_OF_SPECTRUM: Mapping[str, Callable[[Mapping[str, list[float]]], float]] = {  # what nodes and weights at the start tell
+    "largest eigenvalue": lambda spectrum: max(spectrum["nodes"]),
+    RELEASED: _mass_as_released,
+}
+
+
+def shares_and_ends(runs: Iterable[Run], figure: str, share: str = RECORDED) -> list[tuple[int, float, float]]:
     """Of each task that has both: the ε-rank of the Hessian at its start, as a share, and a figure at its end."""
     found = []
     for run in runs:
         ends = ends_of_tasks(run, figure)
-        shares = measured(run, "hessian_epsilon_mass", "start")
+        shares = measured(run, share, "start")
         found += [(task, share, ends[task]) for task, share in shares.items() if task in ends]
     return found
 
@@ -200,16 +216,49 @@ def curvature_and_accuracy(arms: Mapping[str, Sequence[Run]], figure: str) -> li
 
     Without first tasks, in which all arms begin with the same network; with them it is said, too.
     """
-    firsts, of_arms = list[tuple[float, float]](), dict[str, list[tuple[float, float]]]()
-    for arm, runs in arms.items():
-        for task, share, end in shares_and_ends(runs, figure):
-            (firsts if task == 1 else of_arms.setdefault(arm, [])).append((share, end))
-    pairs = [pair for several in of_arms.values() for pair in several]
+    of_arms, pairs, firsts = _pairs(arms, figure, RECORDED)
+    _, released, firsts_released = _pairs(arms, figure, RELEASED)
     r, with_firsts = correlation(*zip(*pairs, strict=True)), correlation(*zip(*pairs, *firsts, strict=True))
     within = ", ".join(f"{arm} {correlation(*zip(*several, strict=True)):.2f}" for arm, several in of_arms.items())
+    as_released = correlation(*zip(*released, strict=True))
+    with_firsts_released = correlation(*zip(*released, *firsts_released, strict=True))
     return [
         f"Over {len(pairs)} tasks of all arms, ε-rank at the start and {figure} correlate with r = {r:.2f} "
-        f"(R² = {r * r:.2f}); within arms {within}; of all arms with their first tasks {with_firsts:.2f}."
+        f"(R² = {r * r:.2f}); within arms {within}; of all arms with their first tasks {with_firsts:.2f}. With the ε-rank "
+        f"as released r = {as_released:.2f}, and {with_firsts_released:.2f} with first tasks; {_medians(pairs, released)}."
+    ]
+
+
+_Pairs = list[tuple[float, float]]  # an ε-rank, and an accuracy
+
+
+def _pairs(arms: Mapping[str, Sequence[Run]], figure: str, share: str) -> tuple[dict[str, _Pairs], _Pairs, _Pairs]:
+    """ε-ranks and accuracies without first tasks, by arm and together, and those of first tasks."""
+    firsts, of_arms = _Pairs(), dict[str, _Pairs]()
+    for arm, runs in arms.items():
+        for task, found, end in shares_and_ends(runs, figure, share):
+            (firsts if task == 1 else of_arms.setdefault(arm, [])).append((found, end))
+    return of_arms, [pair for several in of_arms.values() for pair in several], firsts
+
+
+def _medians(recorded: _Pairs, released: _Pairs) -> str:
+    before, after = (median(share for share, _ in pairs) for pairs in (recorded, released))
+    return f"its median is {after:.2g}, and {before:.2g} as recorded"
+
+
+def learnt_with(arms: Mapping[str, Sequence[Run]], figure: str, above: float, enough: float, small: float) -> list[str]:
+    """With which ε-ranks at their start tasks are learnt well, first ones among them."""
+    counts = dict[str, list[float]]()
+    for share in (RECORDED, RELEASED):
+        found = [pair for runs in arms.values() for _, *pair in shares_and_ends(runs, figure, share)]
+        counts[share] = [rank for rank, end in found if end > above]
+        measured_tasks = len(found)
+    many = sum(rank >= enough for rank in counts[RELEASED])
+    return [
+        f"Of all {measured_tasks} measured tasks, first ones among them, {len(counts[RELEASED])} end with a {figure} above "
+        f"{above:g}. With the ε-rank as released {many} of these have {enough:g} or more and "
+        f"{len(counts[RELEASED]) - many} less; as recorded {sum(rank < small for rank in counts[RECORDED])} are below "
+        f"{small:g}."
     ]
 
 
@@ -217,19 +266,29 @@ def curvature_and_gain(
     arms: Mapping[str, Sequence[Run]], figure: str, over: str, spans: Sequence[tuple[int, int]]
 ) -> list[str]:
     """The same where tasks become harder: accuracy counts as what an arm has over another, of the same seed and task."""
-    others, told = {run.seed: late(run, figure) for run in arms[over]}, []
+    others = {run.seed: late(run, figure) for run in arms[over]}
     arms = {arm: runs for arm, runs in arms.items() if arm != over}
-    for first, last in spans:
-        pairs = list[tuple[float, float]]()
+
+    def pairs_of(share: str, first: int, last: int) -> _Pairs:
+        pairs = _Pairs()
         for run in (run for runs in arms.values() for run in runs):
-            ends, shares = late(run, figure), measured(run, "hessian_epsilon_mass", "start")
+            ends, shares = late(run, figure), measured(run, share, "start")
             known = shares.keys() & ends.keys() & others[run.seed].keys() & set(range(first, last + 1))
             pairs += [(shares[task], ends[task] - others[run.seed][task]) for task in known]
+        return pairs
+
+    told, released = list[str](), list[str]()
+    for first, last in spans:
+        pairs, as_released = pairs_of(RECORDED, first, last), pairs_of(RELEASED, first, last)
         r = correlation(*zip(*pairs, strict=True))
         told.append(
             f"over tasks {first} to {last} with r = {r:.2f} (R² = {r * r:.2f}; {len(pairs)} tasks of {len(arms)} arms)"
         )
-    return [f"ε-rank at the start, and {figure} minus that of {over}, correlate {', '.join(told)}."]
+        released.append(f"{correlation(*zip(*as_released, strict=True)):.2f} ({_medians(pairs, as_released)})")
+    return [
+        f"ε-rank at the start, and {figure} minus that of {over}, correlate {', '.join(told)}. With the ε-rank as released "
+        f"r = {' and '.join(released)}."
+    ]
 
 
 def alarm(records: str) -> list[str]:

@@ -44,6 +44,7 @@ from result_lines_over_tasks import (
     late_after_the_first,
     late_in_tasks,
     learnt,
+    learnt_with,
     moments_of_alarms,
     over_tasks,
     repeated,
@@ -217,6 +218,7 @@ def of_class_pairs() -> dict[str, list[str]]:
         "class-pairs-inside": inside(arms, (31, 51, 91), order),
         "class-pairs-last-layers": last_two_layers(arms, ("10", "12"), (1, 31, 61, 91), order),
         "class-pairs-curvature": curvature_and_accuracy(arms, "test_accuracy"),
+        "class-pairs-learnt-with": learnt_with(arms, "test_accuracy", 0.8, 0.5, 0.05),
     }
 
 

@@ -21,6 +21,7 @@ MEASURES: list[Callable[..., float]] = [
     curvature.hessian_trace,
     curvature.hessian_epsilon_rank,
     curvature.hessian_epsilon_mass,
+    curvature.hessian_epsilon_mass_as_released,
     curvature.kronecker_rank_sum,
 ]
 
@@ -68,6 +69,7 @@ def test_one_density_serves_all_that_is_read_from_it(monkeypatch: pytest.MonkeyP
     probe = small_probe()
     curvature.hessian_epsilon_rank(probe)
     curvature.hessian_epsilon_mass(probe)
+    curvature.hessian_epsilon_mass_as_released(probe)
     curvature.hessian_epsilon_rank(probe, epsilon=0.5)
     assert len(made) == 1
     curvature.hessian_epsilon_rank(probe, order=10)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -164,6 +165,57 @@ def test_near_epsilon_the_smoothed_mass_counts_half_and_the_count_does_not() -> 
     shifted = SpectralDensity(torch.tensor([[0.1 + math.sqrt(1e-5)]], dtype=torch.float64), torch.ones(1, 1).double(), 100)
     assert shifted.epsilon_mass(0.1, variance=1e-5).value == pytest.approx(0.841344746, abs=1e-8)  # Φ(1)
     assert shifted.epsilon_rank(0.1).value == pytest.approx(100)
+
+
+def released_mass(nodes: np.ndarray, weights: np.ndarray, epsilon: float) -> float:
+    """L2-ER's released code, step by step: a grid, Gaussians as wide as the range says, and what the mask leaves, joined."""
+    low, high = nodes.min(1).mean() - 0.01, nodes.max(1).mean() + 0.01
+    grid, variance = np.linspace(low, high, 10_000), 1e-5 * max(1, high - low)
+    bells = np.exp(-((grid[:, None, None] - nodes) ** 2) / (2 * variance))
+    density = (weights * bells).sum(2).mean(1)
+    kept = np.abs(grid) > epsilon
+    return float(np.trapezoid(density[kept], grid[kept]) / np.trapezoid(density, grid))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights"),
+    [
+        ([[-15.0, 0.0, 300.0]], [[0.005, 0.99, 0.005]]),
+        ([[-0.2, 0.01, 0.3]], [[0.2, 0.5, 0.3]]),  # a range below 1
+        ([[-15.0, 0.09, 300.0], [-14.0, 0.2, 310.0]], [[0.005, 0.99, 0.005], [0.1, 0.8, 0.1]]),
+        ([[0.0, 0.05, 9000.0]], [[0.3, 0.6, 0.1]]),  # a grid coarser than the Gaussians
+    ],
+)
+def test_the_mass_as_released_is_what_the_released_code_computes(nodes: list, weights: list) -> None:
+    density = SpectralDensity(torch.tensor(nodes).double(), torch.tensor(weights).double(), 100)
+    for epsilon in (0.02, 0.1, 0.5):
+        expected = released_mass(np.array(nodes), np.array(weights), epsilon)
+        assert density.epsilon_mass_as_released(epsilon).value == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="epsilon=-1"):
+        density.epsilon_mass_as_released(-1)
+
+
+def test_with_a_long_tail_the_mass_as_released_counts_what_is_zero() -> None:
+    density = SpectralDensity(torch.tensor([[-15.0, 0, 300]]).double(), torch.tensor([[0.005, 0.99, 0.005]]).double(), 100)
+    assert density.epsilon_mass(0.1).value == pytest.approx(0.01)
+    assert density.epsilon_mass_as_released(0.1).value == pytest.approx(0.288, abs=5e-4)
+
+
+def test_the_mass_as_released_does_not_see_what_pads_a_probe_that_ended_early() -> None:
+    short = SpectralDensity(torch.tensor([[40.0, 300]]).double(), torch.tensor([[0.5, 0.5]]).double(), 100)
+    padded = SpectralDensity(torch.tensor([[40.0, 300, 0]]).double(), torch.tensor([[0.5, 0.5, 0]]).double(), 100)
+    assert padded.epsilon_mass_as_released(45).value == short.epsilon_mass_as_released(45).value
+
+
+def test_more_probes_tell_the_error_of_the_mass_as_released() -> None:
+    values = torch.cat([torch.zeros(900), torch.linspace(0.5, 2, 100)]).double()
+    operator = with_spectrum(values)
+    found = [
+        spectral_density(operator, order=20, probes=10, generator=torch.Generator().manual_seed(seed)) for seed in range(20)
+    ]
+    estimates = [density.epsilon_mass_as_released() for density in found]
+    spread = torch.tensor([estimate.value for estimate in estimates]).std()
+    assert all(estimate.error is not None and 0.3 < estimate.error / spread < 3 for estimate in estimates)
 
 
 def test_epsilon_rank_of_a_known_spectrum_is_within_its_error() -> None:

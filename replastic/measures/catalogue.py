@@ -30,7 +30,8 @@ class Measure:
     parts: of a probe, the formula's arguments by the name of the layer; under "" for the model as a whole.
     overall: from the values and the parts to the one for the whole model, shown under the measure's bare name.
     cheap: whether a forward pass, at most, is what it costs, and one decomposition of each matrix.
-    by_name: it needs a reference, or a special kind of model, so that a family does not bring it along.
+    by_name: it needs a reference or a special kind of model, or repeats another as its authors compute it, so that a family
+        does not bring it along.
     """
 
     family: Family
@@ -277,6 +278,9 @@ MEASURES: dict[str, Measure] = {
     "hessian_trace": Measure("curvature", curvature.hessian_trace, _whole, cheap=False),
     "hessian_epsilon_rank": Measure("curvature", curvature.hessian_epsilon_rank, _whole, cheap=False),
     "hessian_epsilon_mass": Measure("curvature", curvature.hessian_epsilon_mass, _whole, cheap=False),
+    "hessian_epsilon_mass_as_released": Measure(
+        "curvature", curvature.hessian_epsilon_mass_as_released, _whole, cheap=False, by_name=True
+    ),
     "gauss_newton_top_eigenvalue": Measure("curvature", curvature.gauss_newton_top_eigenvalue, _whole, cheap=False),
     "kronecker_rank_sum": Measure("curvature", curvature.kronecker_rank_sum, _whole, cheap=False, by_name=True),
 }

@@ -23,8 +23,8 @@ def measure(
 
     probe: or several by name, as in {"train": one, "test": another}; the names then begin with "train/" and "test/".
     names: of measures (`MEASURES` has them all), of families ("weights", "features", "units", "gradients", "curvature"), or
-        "cheap" for those that take no more than a forward pass. Measures that need a reference or a special kind of model
-        come by their own name only.
+        "cheap" for those that take no more than a forward pass. Measures that need a reference or a special kind of model,
+        or repeat another as its authors compute it, come by their own name only.
     settings: other than the defaults, by measure: {"dormant_fraction": {"tau": 0.1}}.
 
     What cannot be measured is an error that names the measure and what it needs; so is a NaN. Of a family, what this kind of

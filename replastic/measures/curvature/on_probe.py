@@ -31,6 +31,11 @@ def hessian_epsilon_mass(
     return hessian_density(probe, order=order, probes=probes).epsilon_mass(epsilon, variance).value
 
 
+def hessian_epsilon_mass_as_released(probe: Probe, *, epsilon: float = 0.1, order: int = 100, probes: int = 1) -> float:
+    """`hessian_epsilon_mass` by the formula of L2-ER's released code. See `SpectralDensity.epsilon_mass_as_released`."""
+    return hessian_density(probe, order=order, probes=probes).epsilon_mass_as_released(epsilon).value
+
+
 def hessian_top_eigenvalue(
     probe: Probe, *, which: Which = "largest", tolerance: float = 1e-3, max_steps: int = 300
 ) -> float:
