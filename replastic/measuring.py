@@ -40,6 +40,10 @@ class Measuring:
     every: from task to task; 1 measures in each.
     epochs: further moments, after so many epochs of a task.
     on: the samples: "train", of what the task learns; "test" or another of its tests, under names that begin with "test/".
+    samples: at most so many of them.
+    classes: those of "all" classes that the task has, or of the "new" ones, which it adds to those before; the latter are
+        known with the protocol "class_incremental" alone.
+    mode: how batch norms and dropout behave: "eval", as the network is used, or "train", as it is trained.
     spectrum: also the Hessian's spectrum, as nodes and weights of a quadrature of so many; 0: not.
     slice: also the loss on a grid of so many by so many points around the weights, along the top two eigenvectors of the
         Hessian, up to `radius` times a unit vector; 0: not.
@@ -54,6 +58,7 @@ class Measuring:
     epochs: Sequence[int] = ()
     on: Sequence[str] = ("train",)
     samples: int = 2000
+    classes: Literal["all", "new"] = "all"
     mode: Literal["train", "eval"] = "eval"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     spectrum: int = 0
@@ -66,6 +71,7 @@ class Measuring:
             ("on", len(self.on) > 0, 'a list of "train", "test" and the like'),
             ("every", self.every >= 1, "1 task or more"),
             ("samples", self.samples >= 2, "2 or more"),
+            ("classes", self.classes in ("all", "new"), '"all" or "new"'),
             ("mode", self.mode in ("train", "eval"), '"train" or "eval"'),
             ("spectrum", self.spectrum >= 0, "0 or more"),
             ("radius", self.radius > 0, "above 0"),
@@ -99,7 +105,7 @@ class Measuring:
         network = next(iter(learner.evaluated().values()))
         found: dict[str, Any] = {}
         for split in self.on:
-            samples = some_of(task, self.samples, split)
+            samples = some_of(task, self.samples, split, self.classes)
             probe = Probe(network, samples, loss=task.loss, mode=self.mode, reference=before)
             taken = self._taken(probe, compares=before is not None)
             found |= taken if split == "train" else {f"{split}/{name}": value for name, value in taken.items()}
@@ -150,14 +156,16 @@ def _slice(probe: Probe, points: int, radius: float) -> dict[str, Any]:
     return {"loss_slice": {"radius": radius, "eigenvalues": values.tolist(), "losses": losses.tolist()}}
 
 
-def some_of(task: Task, samples: int, split: str = "train") -> tuple[Any, Any]:
-    """So many samples of a task, or all it has, always the same ones."""
+def some_of(task: Task, samples: int, split: str = "train", classes: Literal["all", "new"] = "all") -> tuple[Any, Any]:
+    """So many samples of a task, or all it has, always the same ones. classes: as in `Measuring`."""
+    tests = task.tests if isinstance(task, ImageTask) else {}
+    if split not in ("train", *tests):
+        raise NotApplicable(
+            f"measures: on = [{split!r}], and task {task.name!r} is tested on {', '.join(tests) or 'nothing'}"
+        )
+    if classes == "new":
+        return _of_new_classes(task, samples, split)
     if split != "train":
-        tests = task.tests if isinstance(task, ImageTask) else {}
-        if split not in tests:
-            raise NotApplicable(
-                f"measures: on = [{split!r}], and task {task.name!r} is tested on {', '.join(tests) or 'nothing'}"
-            )
         return tests[split].batch(torch.arange(len(tests[split]), device=tests[split].labels.device)[:samples])
     inputs, targets, count = [], [], 0
     for given, wanted in task.batches(torch.Generator().manual_seed(0)):
@@ -167,3 +175,15 @@ def some_of(task: Task, samples: int, split: str = "train") -> tuple[Any, Any]:
         if count >= samples:
             break
     return torch.cat(inputs)[:samples], torch.cat(targets)[:samples]
+
+
+def _of_new_classes(task: Task, samples: int, split: str) -> tuple[Tensor, Tensor]:
+    if not isinstance(task, ImageTask) or task.added is None:
+        raise NotApplicable(
+            f'measures: classes = "new", and task {task.name!r} does not say which classes it adds: set classes = "all", or '
+            'use the protocol "class_incremental"'
+        )
+    examples = task.examples if split == "train" else task.tests[split]
+    order = task.order(torch.Generator().manual_seed(0)) if split == "train" else torch.arange(len(examples))
+    order = order.to(examples.labels.device)
+    return examples.batch(order[task.added[examples.labels[order]]][:samples])

@@ -73,7 +73,11 @@ class RunSpec:
             "model": {"name": model, **with_defaults(MODELS[model], of_model, FROM_IMAGES)},
             "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},
             "training": dataclasses.asdict(self.training),
-            "measures": [dataclasses.asdict(measuring) for measuring in experiment.measures],
+            "measures": [
+                # Records that are older have no `classes`.
+                {name: value for name, value in dataclasses.asdict(one).items() if (name, value) != ("classes", "all")}
+                for one in experiment.measures
+            ],
             "methods": [self._method_config(name, settings) for name, settings in arm.methods],
             "grid": {"arm": arm.grid_of, "point": arm.point} if arm.grid_of else None,
             "tasks": self.tasks,
@@ -129,6 +133,11 @@ class RunSpec:
         for split in (split for measuring in self.experiment.measures for split in measuring.on):
             if split not in ("train", *tested):
                 raise OptionError(f"[measures] on = [{split!r}]: {nearest(split, ['train', *tested])}")
+        if any(measuring.classes == "new" for measuring in self.experiment.measures) and tasks[0].added is None:
+            raise OptionError(
+                f'[measures] classes = "new": tasks of the protocol {self.experiment.protocol[0]!r} do not add classes to '
+                'those before; set classes = "all", or name = "class_incremental" in [protocol]'
+            )
         for method in self.methods():
             name = type(method).__name__
             if method.from_task >= len(tasks):

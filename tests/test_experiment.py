@@ -216,6 +216,14 @@ def test_images_that_are_not_normalised_reach_the_network_as_pixels_and_the_reco
         assert (inputs.min() == 0 and inputs.max() == 1) == spans
 
 
+def test_the_record_has_the_classes_that_are_measured_where_they_are_not_all() -> None:
+    every, new = (
+        RunSpec(experiment(measures={"names": ["srank"], **classes}), "base", 0) for classes in ({}, {"classes": "new"})
+    )
+    assert "classes" not in every.config()["measures"][0]  # as in records that are older than the setting
+    assert new.config()["measures"][0]["classes"] == "new"
+
+
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
@@ -223,6 +231,7 @@ def test_images_that_are_not_normalised_reach_the_network_as_pixels_and_the_reco
         ({"data": {"validation": 5000}}, "validation=5000"),
         ({"metric": "test_accuracy"}, "metric = 'test_accuracy': did you mean 'train_accuracy'"),
         ({"measures": {"names": ["srank"], "on": ["tset"]}}, r"on = \['tset'\]"),
+        ({"measures": {"names": ["srank"], "classes": "new"}}, 'classes = "new".*\'random_labels\'.*"class_incremental"'),
         ({"arms": {"base": {"name": "redo"}}, "model": {"name": "mlp", "hidden": []}}, "hidden units"),
         ({"arms": {"base": {"name": "l2", "from_task": 3}}}, "from_task = 3, and the stream ends with task 2"),
         ({"arms": {"base": {"name": "fire"}}, "protocol": {"tasks": 1}}, "FIRE acts at boundaries"),

@@ -325,7 +325,9 @@ def test_spectral_collapse_has_the_papers_sizes() -> None:
         several = experiment_of(f"spectral-collapse/{name}.toml").measures
         (spectra,) = [measuring for measuring in several if measuring.spectrum]
         assert all(spectra.due(task, 0, 1) for task in tasks), "the figures' tasks are measured at their start"
-        assert spectra.spectrum == 100
+        as_released = ("train", "new", 16) if name == "incremental-cifar" else ("eval", "all", 100)
+        assert (spectra.mode, spectra.classes, spectra.spectrum) == as_released
+        assert {settings["order"] for settings in spectra.settings.values()} <= {spectra.spectrum}
         assert list(spectra.on) == ["train", "test"]
 
 

@@ -228,6 +228,8 @@ def test_each_phase_has_all_samples_of_the_classes_so_far_and_no_other(
         seen = set(task.examples.labels.tolist())
         assert before < seen
         added.append(len(seen - before))
+        assert task.added is not None
+        assert set(task.added.nonzero().flatten().tolist()) == seen - before
         assert learnt(task, data) == [number for number in range(24) if number % classes in seen]
         assert torch.equal(task.examples.labels, torch.tensor(learnt(task, data)) % classes)
         everything = list(range(FIRST_TEST, FIRST_TEST + 16))

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import replastic as rp
+from replastic.measures.curvature import hessian_density
+from replastic.measures.not_measurable import NotApplicable
 from replastic.measuring import Measuring, some_of
 from replastic.models import MLP
 from replastic.streams import ImageData, ImageTask, Split
-from replastic.streams.protocols import permuted_pixels, random_labels, warm_start
+from replastic.streams.protocols import class_incremental, permuted_pixels, random_labels, warm_start
 from replastic.train import Row, order_of, train
 from replastic.training import Training
 
@@ -297,6 +299,8 @@ def test_spectrum_and_slice_are_of_the_hessian_and_the_loss() -> None:
         ({"names": ["srank"], "every": 0}, "every = 0 must be"),
         ({"names": ["srank"], "samples": 1}, "samples = 1 must be"),
         ({"names": ["srank"], "slice": 1}, "slice = 1 must be"),
+        ({"names": ["srank"], "classes": "old"}, 'classes = \'old\' must be "all" or "new"'),
+        ({"names": ["srank"], "mode": "evaluation"}, 'mode = \'evaluation\' must be "train" or "eval"'),
         ({"names": ["sranc"]}, "'sranc' is no measure; did you mean 'srank'"),
         ({"names": ["srank"], "settings": {"dead_fraction": {}}}, "'dead_fraction', which is not among names"),
     ],
@@ -312,6 +316,50 @@ def test_the_same_samples_are_measured_every_time() -> None:
     assert torch.equal(first[0], again[0])
     assert len(first[0]) == len(first[1]) == 25
     assert len(some_of(task, 1000)[0]) == 46
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_samples_of_new_classes_are_those_that_the_task_adds_and_no_others(split: str) -> None:
+    for number, task in enumerate(class_incremental(data_on(), seed=1, batch=10, phases=3)):
+        examples = task.examples if split == "train" else task.tests["test"]
+        inputs, labels = some_of(task, 1000, split, "new")
+        (new,) = labels.unique().tolist()
+        assert len(labels) == len(inputs) == int((examples.labels == new).sum())
+        mine = examples.batch((examples.labels == new).nonzero().flatten())[0]
+        assert torch.equal(inputs.flatten(1).sort(0).values, mine.flatten(1).sort(0).values)  # each of them once
+        assert (number == 0) == (len(some_of(task, 1000, split)[1]) == len(labels))
+        fewer = some_of(task, 3, split, "new")
+        assert torch.equal(fewer[0], inputs[:3])
+        assert torch.equal(fewer[1], labels[:3])
+
+
+def test_new_classes_of_tasks_that_add_none_are_refused() -> None:
+    plain = rp.Task(
+        "plain", lambda generator: [(torch.randn(4, 1, 4, 4), torch.zeros(4).long())], nn.functional.cross_entropy
+    )
+    for task in (*stream(tasks=1), plain):
+        with pytest.raises(NotApplicable, match=f'classes = "new".*{task.name}.*class_incremental'):
+            some_of(task, 10, classes="new")
+
+
+def test_the_hessian_is_taken_in_training_mode_of_new_classes_in_so_many_steps_if_that_is_asked_for() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    learner = rp.Learner(net, settings().make_optimizer(net))
+    task = class_incremental(data_on(), seed=1, batch=10, phases=3, epochs=1)[1]
+    names, order = ["hessian_epsilon_mass", "hessian_epsilon_mass_as_released"], {"order": 4}
+    wanted: dict[str, Any] = {"mode": "train", "classes": "new", "spectrum": 4}
+    measuring = Measuring(names=names, samples=15, settings=dict.fromkeys(names, order), **wanted)
+    learner.begin(task)
+    found = measuring.take(learner, task, None)
+    probe = rp.Probe(net, some_of(task, 15, classes="new"), loss=task.loss, mode="train")
+    density = hessian_density(probe, order=4)
+    assert found["hessian_spectrum"]["nodes"] == density.nodes[0].tolist()
+    assert len(density.nodes[0]) == 4
+    assert found["hessian_epsilon_mass"] == density.epsilon_mass().value
+    assert found["hessian_epsilon_mass_as_released"] == density.epsilon_mass_as_released().value
+    for other in ({"mode": "eval"}, {"classes": "all"}, {"spectrum": 5}):
+        different = Measuring(samples=15, **{**wanted, **other}).take(learner, task, None)
+        assert different["hessian_spectrum"] != found["hessian_spectrum"]
 
 
 def test_a_row_reads_as_plain_numbers(device: torch.device) -> None:

@@ -163,11 +163,15 @@ def examples_of(data: ImageData, split: Split, index: Tensor | None = None, labe
 
 @dataclass(frozen=True, eq=False)
 class ImageTask(Task):
-    """A task of images: what `Task` says, and what its batches are gathered from."""
+    """A task of images: what `Task` says, and what its batches are gathered from.
+
+    added: (classes,), bool: classes that this task has and no earlier one; None: tasks of this protocol do not add classes.
+    """
 
     examples: Examples = field(kw_only=True)
     tests: Mapping[str, Examples] = field(kw_only=True)
     batch: int = field(kw_only=True)
+    added: Tensor | None = field(default=None, kw_only=True)
 
     def order(self, generator: torch.Generator) -> Tensor:
         """The order of the samples in one epoch; it comes from the generator alone, and lies on its device."""
@@ -182,10 +186,12 @@ def image_task(
     batch: int,
     epochs: int,
     allowed: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> ImageTask:
     """A task that learns `examples` and is tested on each of `tests`, as "<name>_accuracy".
 
     allowed: (classes,), bool: outputs of other classes count for nothing, in training and in tests. None: all count.
+    added: as in `ImageTask`.
     """
     if not len(examples):
         raise ValueError(f"task {name!r} has no samples to learn")
@@ -218,8 +224,9 @@ def image_task(
         return {f"{split}_accuracy": accuracy(model, tested, correct) for split, tested in tests.items()}
 
     return ImageTask(
-        name, batches, loss, evaluate, epochs=epochs, correct=correct, examples=examples, tests=tests, batch=batch
-    )
+        name, batches, loss, evaluate, epochs=epochs, correct=correct, examples=examples, tests=tests, batch=batch,
+        added=added,
+    )  # fmt: skip
 
 
 def _order(examples: Examples, generator: torch.Generator) -> Tensor:

@@ -99,15 +99,17 @@ def class_incremental(
     """
     added = _pieces(shuffled(data.classes, seed), phases, "phases")
     _check_present(data, data.train, "train", torch.arange(data.classes))
-    tasks = []
-    for number in range(phases):
-        seen = torch.zeros(data.classes, dtype=torch.bool, device=data.train.labels.device)
-        seen[torch.cat(added[: number + 1]).to(seen.device)] = True
+    tasks, seen = list[ImageTask](), torch.zeros(data.classes, dtype=torch.bool, device=data.train.labels.device)
+    for classes in added:
+        new = torch.zeros_like(seen)
+        new[classes.to(new.device)] = True
+        seen = seen | new
         examples = _of_classes(data, data.train, seen)
         tests = {name: _of_classes(data, split, seen) for name, split in _held_out(data).items()}
         tests |= {"full": examples_of(data, data.test)} | ({"train": examples} if train_accuracy else {})
         name = f"{int(seen.sum())} classes"
-        tasks.append(image_task(name, examples, tests, batch=batch, epochs=epochs, allowed=seen if masked else None))
+        allowed = seen if masked else None
+        tasks.append(image_task(name, examples, tests, batch=batch, epochs=epochs, allowed=allowed, added=new))
     return tasks
 
 

@@ -75,7 +75,8 @@ class SpectralDensity:
         Two things differ from `epsilon_mass`. The variance of the Gaussians is 1e-5 times the range of the nodes, if that is
         above 1, so that with a large eigenvalue those at zero spread beyond ε. And the integral runs over the points of a
         grid of 10⁴ that lie outside of [-ε, ε], as if they were neighbours: the two next to ±ε add a trapezoid as wide as
-        the gap. For comparison with published values; of what is in the spectrum `epsilon_mass` says more.
+        the gap, which can take the result beyond 1. For comparison with published values; `epsilon_mass` says more of what
+        is in the spectrum.
 
         >>> nodes, weights = torch.tensor([[-15.0, 0.0, 300.0]]), torch.tensor([[0.005, 0.99, 0.005]])
         >>> density = SpectralDensity(nodes.double(), weights.double(), 100)
