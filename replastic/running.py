@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from .allocator import keep_freed_memory
-from .record import ENDINGS, Record, RecordNotWritten, load_checkpoint
-from .record import read as read_run
-from .record.files import read_json
+from .record import ENDINGS, Record, RecordNotWritten, load_checkpoint, read
+from .record.checkpoints import checkpoints_of
+from .record.reading import read_run
+from .record.schema import STATE, check
 from .runs import RunSpec
 from .task import Task
 from .train import Position, Row, check_path, train, train_in_pieces
@@ -117,7 +118,7 @@ class Running:
             epochs = [task.epochs for task in self.tasks]
             length = {"tasks": len(epochs), "epochs": epochs[0] if len(set(epochs)) == 1 else epochs}
         else:
-            said = read_json(folder / "run.json").get("about", {})
+            said = read_run(folder)["about"]
             length = {key: said[key] for key in ("tasks", "epochs") if key in said}
         return {**self.run.about(), **length}
 
@@ -139,9 +140,7 @@ class Running:
         """Go to where the run was left; returns that place."""
         if self._saved is not None:
             (position, state), self._saved = self._saved, None
-            self.learner.load_state_dict(state["learner"], task=self.tasks[position["task"]])
-            _set_random(state["random"], self.device)
-            return position["task"], position["epoch"]
+            return self._load(position, state, self.out / self.run.folder)
         return self._adopt(self.first) if self.first is not None else (0, 0)
 
     def take(self, row: Row) -> None:
@@ -174,7 +173,7 @@ class Running:
         """Take over a first task that another run has trained: its rows, its weights, its optimiser's state."""
         folder = self.out / first.folder
         try:
-            if not (folder / "run.json").exists() or (shared := read_run(folder)).status != "finished":
+            if not (folder / "run.json").exists() or (shared := read(folder)).status != "finished":
                 return (0, 0)
             position, state = load_checkpoint(folder)
         except (OSError, ValueError) as problem:
@@ -185,10 +184,22 @@ class Running:
         for row in shared.rows:
             self.record.add(row)
         mine = self.learner.state_dict()
-        state["learner"] |= {"methods": mine["methods"], "generator": mine["generator"]}
-        self.learner.load_state_dict(state["learner"], task=self.tasks[0])
-        _set_random(state["random"], self.device)
-        return position["task"], position["epoch"]
+        return self._load(position, state, folder, {key: mine[key] for key in ("methods", "generator")})
+
+    def _load(
+        self, position: dict[str, int], state: dict[str, Any], folder: Path, mine: dict[str, Any] | None = None
+    ) -> Position:  # fmt: skip
+        """Go to where the last checkpoint in a folder was written. mine: what is not taken from it."""
+        try:
+            check(state, STATE)
+            self.learner.load_state_dict({**state["learner"], **(mine or {})}, task=self.tasks[position["task"]])
+            _set_random(state["random"], self.device)
+            return position["task"], position["epoch"]
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
+            raise ValueError(
+                f"the checkpoint {checkpoints_of(folder)[-1]} could not be loaded ({type(problem).__name__}: {problem}). If "
+                "it is not of this run, delete it: --retry then starts from the one before it, or from the beginning"
+            ) from problem
 
     def _write(self, *, left: int) -> None:
         """Write the rows that wait, all but the last few."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from replastic.record import Record, Run
-from replastic.record.files import read_json, write_json
+from replastic.record.files import write_json
+from replastic.record.reading import read_run
 from replastic.report import Study
 from replastic.report.items import Table
 
@@ -68,7 +69,7 @@ def write(out: Path, *runs: Run) -> list[Path]:
                 record.add(row)
             if run.status != "started":
                 record.end(run.status, run.reason)
-        write_json(place / "run.json", {**read_json(place / "run.json"), "provenance": run.provenance})
+        write_json(place / "run.json", {**read_run(place), "provenance": run.provenance})
         places.append(place)
     return places
 

@@ -38,7 +38,7 @@ def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path: P
         assert main([*arguments, str(tmp_path / "out")]) == 1
         captured = capsys.readouterr()
         assert captured.err.startswith(f"not read: {damaged} is damaged")
-        assert "delete the folder of the run and run it anew" in captured.err
+        assert "delete the folder of the run" in captured.err
         assert "FIRE" in captured.out
 
 

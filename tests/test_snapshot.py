@@ -213,6 +213,72 @@ def test_damage_to_a_file_is_noticed_and_the_file_named(name: str, damage: str, 
         snapshot.load(tmp_path / "s")
 
 
+def forge(folder: Path, **changed: Any) -> None:
+    """Another state.json, with the checksum that it should have."""
+    content = {**json.loads((folder / "state.json").read_text()), **changed}
+    del content["sha256"]
+    (folder / "state.json").write_text(json.dumps({**content, "sha256": snapshot._digest(content)}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"format": 3},
+        {"format": ["replastic snapshot 1"]},
+        {"tensors": None},
+        {"tensors": {"bytes": "1", "sha256": ""}},
+        {"tensors": {"bytes": 10**400, "sha256": ""}},
+        *(
+            {"state": state}
+            for state in (
+                {"$tensor": "../../a"},
+                {"$tensor": ["a"]},
+                {"$tensor": "a", "order": 3},
+                {"$tensor": "a", "order": [0, 0]},
+                {"$tensor": "a", "order": [2, 1]},
+                {"$tensor": "a", "strides": [10**12, 1]},
+                {"$tensor": "a", "strides": [2**70, 1]},
+                {"$tensor": "a", "strides": [-1, 1]},
+                {"$tensor": "a", "strides": [0, 0]},
+                {"$tensor": "a", "strides": "no"},
+                {"$tensor": "a", "complex": True},
+                {"$tuple": 3},
+                {"$float": 3},
+                {"$float": "00"},
+                {"$float": "zz"},
+                {"$dict": [["a"]]},
+                {"$dict": [[[], 1]]},
+                {"$dict": 3},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_state_that_was_forged_is_an_error_that_names_its_file(changed: dict[str, Any], tmp_path: Path) -> None:
+    snapshot.save(tmp_path / "s", {"a": torch.arange(6.0).reshape(2, 3)})
+    forge(tmp_path / "s", **changed)
+    with pytest.raises(ValueError, match=r"s/state\.json"):
+        snapshot.load(tmp_path / "s")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[]", "3", "null", "1" * 10_000, "{}", "\xff"])
+def test_a_state_file_of_any_kind_is_an_error_that_names_it(text: str, tmp_path: Path) -> None:
+    snapshot.save(tmp_path / "s", {"a": torch.arange(6.0)})
+    (tmp_path / "s/state.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"s/state\.json is damaged"):
+        snapshot.load(tmp_path / "s")
+
+
+def test_a_state_as_deep_as_python_can_check_and_not_unpack_is_an_error(tmp_path: Path) -> None:
+    snapshot.save(tmp_path / "s", {"a": torch.arange(6.0)})
+    state: Any = 1
+    for _ in range(900):
+        state = [state]
+    forge(tmp_path / "s", state=state)
+    with pytest.raises(ValueError, match=r"s/state\.json"):
+        snapshot.load(tmp_path / "s")
+
+
 def test_files_of_two_snapshots_do_not_mix(tmp_path: Path) -> None:
     snapshot.save(tmp_path / "a", {"a": torch.zeros(5)})
     snapshot.save(tmp_path / "b", {"a": torch.ones(5)})

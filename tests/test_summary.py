@@ -81,10 +81,13 @@ def test_a_figure_that_is_not_finite_does_not_stop_the_others(value: float) -> N
 
 def test_a_figure_that_was_not_recorded_is_an_error_that_names_those_that_were(tmp_path: Path) -> None:
     write(tmp_path, run_of("arm", 1, rows_of([0.5]), about={"metric": "full_accuracy"}))
-    (study,), _ = gather([tmp_path])
     with pytest.raises(ValueError, match=r"has no 'full_accuracy': give one of test_accuracy, as --metric"):
-        summarise(study)
-    (study,), _ = gather([tmp_path], metric="test_accuracy")
+        gather([tmp_path])
+    write(tmp_path / "other", run_of("arm", 2, rows_of([0.5], "full_accuracy"), about={"metric": "full_accuracy"}))
+    (study,), (problem,) = gather([tmp_path])
+    assert list(study.arms["arm"]) == [2]
+    assert "has no 'full_accuracy'" in problem
+    (study,), _ = gather([tmp_path / "000"], metric="test_accuracy")
     assert summarise(study)[0].last == {1: 0.5}
 
 

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from replastic.record import Record, RecordNotWritten, read
+from replastic.record import Record, RecordNotWritten, read, snapshot
 from replastic.running import Running
 from replastic.runs import RunSpec
 from tests.test_experiment import ACTING, experiment, finished, rows_file, same_end
@@ -133,6 +134,38 @@ def test_a_damaged_checkpoint_is_an_error_that_names_it_and_loses_nothing(
     assert finished(tmp_path, experiment()) == {"base/seed-0": "finished"}
     finished(tmp_path / "whole", experiment())
     assert rows_file(folder) == rows_file(tmp_path / "whole" / spec.folder)
+
+
+@pytest.mark.parametrize(
+    ("forge", "words"),
+    [
+        (lambda state: state.pop("learner"), "ValueError: it has no learner"),
+        (lambda state: state.update(learner=3), "ValueError: learner is 3"),
+        (lambda state: state.update(random={"cpu": torch.ones(3)}), "TypeError"),
+        (lambda state: state["learner"].update(model={"0.weight": torch.ones(2, 2)}), "ValueError"),
+        (lambda state: state["learner"].update(optimizer=[]), "AttributeError"),
+        (lambda state: state["learner"].update(steps=[]), "ValueError: learner.steps is []"),
+    ],
+)
+def test_a_checkpoint_that_was_forged_fails_with_its_name_and_the_run_goes_on_without_it(
+    forge: Any, words: str, tmp_path: Path
+) -> None:
+    spec = RunSpec(experiment(), "base", 0)
+    running = Running(spec, tmp_path)
+    for _ in range(6):
+        running.advance()
+    running.close()
+    newest = sorted((tmp_path / spec.folder / "checkpoints").iterdir())[-1]
+    state, note = snapshot.load_with_note(newest)
+    forge(state)
+    snapshot.save(newest, state, note=note)
+    assert finished(tmp_path, experiment()) == {"base/seed-0": "failed"}
+    last = read(tmp_path / spec.folder).reason.splitlines()[-1]
+    assert f"the checkpoint {newest} could not be loaded ({words}" in last
+    shutil.rmtree(newest)  # as the error says
+    assert finished(tmp_path, experiment(), retry=True) == {"base/seed-0": "finished"}
+    finished(tmp_path / "whole", experiment())
+    assert rows_file(tmp_path / spec.folder) == rows_file(tmp_path / "whole" / spec.folder)
 
 
 LONG = {"protocol": {"tasks": 20, "epochs": 8, "samples": 300}}

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .schema import NOTE, check
+
 
 def load_newest(there: list[Path]) -> tuple[Any, dict[str, Any]]:
     """State and note of the last of these checkpoints; ValueError with the way on if it is damaged."""
@@ -13,9 +15,11 @@ def load_newest(there: list[Path]) -> tuple[Any, dict[str, Any]]:
 
     newest = there[-1]
     try:
-        return snapshot.load_with_note(newest)
+        state, note = snapshot.load_with_note(newest)
+        check(note, NOTE, "its note")
+        return state, note
     except ValueError as error:
-        hint = f"there is no older one: delete {newest} to begin the run anew"
+        hint = f"there is no older one: delete {newest} to begin the run again"
         if there[1:]:
             hint = f"there is the older {there[-2].name}: delete {newest} to go on from that"
         raise ValueError(f"the newest checkpoint, {newest.name}, is damaged, and {hint}. {error}") from error

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .schema import Kind, parsed
+
 
 def part_of(path: Path) -> Path:
     """A name beside `path` for what is not whole yet."""
@@ -69,18 +71,21 @@ def write_whole(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def read_json(path: Path, *keys: str) -> dict[str, Any]:
-    """What `write_json` wrote; ValueError if it is damaged, or lacks one of `keys`."""
+def read_json(path: Path, kind: Kind) -> dict[str, Any]:
+    """What `write_json` wrote; ValueError if it is damaged, or is not of this kind, as in `schema`."""
     try:
-        content = json.loads(path.read_bytes())
-        missing = [key for key in keys if key not in content]
-    except (ValueError, TypeError) as error:
+        return parsed(read_bytes(path), kind)
+    except ValueError as error:
         raise ValueError(
-            f"{path} is damaged ({error}): bring it back from a copy, or delete the folder of the run and run it anew"
+            f"{path} is damaged ({error}): bring it back from a copy, or delete the folder of the run and run it again"
         ) from error
-    if missing:
-        raise ValueError(f"{path} is damaged: it has no {missing[0]!r}. Bring it back from a copy")
-    return content
+
+
+def read_bytes(path: Path) -> bytes:
+    """Of a file. A pipe would be waited for without end, and a device read without end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file: bring the file back from a copy, or delete the folder of the run")
+    return path.read_bytes()
 
 
 def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> None:

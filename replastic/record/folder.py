@@ -28,8 +28,8 @@ from .lines import Log, Mark, check_lines
 from .lock import Lock
 from .provenance import provenance
 from .reading import FORMAT, read_end, read_run
+from .schema import ENDINGS, NOTE, ROW, RUN, check, written
 
-ENDINGS = ("finished", "diverged", "failed")
 _KEPT = 2  # checkpoints: the newest, and one to go back to if that is damaged
 
 
@@ -66,6 +66,8 @@ class Record(AbstractContextManager["Record"]):
         given = {"config": plain({**config}, "config"), "arm": arm, "seed": seed}
         if type(seed) is not int or not isinstance(arm, str):
             raise TypeError(f"seed={seed!r}, arm={arm!r}: give a whole number and a name")
+        said = {**given, "about": plain({**(about or {})}, "about")}
+        written({"format": FORMAT, **said, "provenance": {}}, RUN, "run.json")
         _is_run(folder, given)  # before anything is touched
         with explained(f"the run {folder} was not opened"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -76,10 +78,9 @@ class Record(AbstractContextManager["Record"]):
             clean(folder / "checkpoints")
             if not started:
                 when = datetime.now(UTC).isoformat(timespec="seconds")
-                said = {**given, "about": plain({**(about or {})}, "about")}
                 write_json(folder / "run.json", {"format": FORMAT, **said, "started": when, "provenance": provenance()})
-            elif about is not None and (there := read_run(folder)).get("about") != dict(about):
-                write_json(folder / "run.json", {**there, "about": plain({**about}, "about")})
+            elif about is not None and (there := read_run(folder))["about"] != said["about"]:
+                write_json(folder / "run.json", {**there, "about": said["about"]})
             status = read_end(folder)["status"] if started else "new"
             with explained(f"the run {folder} was not opened"):
                 record = cls(folder, lock, status)
@@ -92,7 +93,7 @@ class Record(AbstractContextManager["Record"]):
     def add(self, row: Mapping[str, Any]) -> None:
         """Write a row, all of it or nothing: by name int, float, bool, str, None, and lists and dicts of these."""
         self._check_going("add")
-        line, before = json.dumps(plain({**row}, "row")), self._times.end
+        line, before = written(plain({**row}, "row"), ROW, "the row"), self._times.end
         with explained(f"the row was not written, and the {self._rows.end.lines} before it are"):
             try:
                 self._times.append(json.dumps(round(self._seconds(), 4)))  # first, so that no row is without
@@ -112,6 +113,7 @@ class Record(AbstractContextManager["Record"]):
 
         self._check_going("save")
         note = {"position": plain({**position}, "position"), "seconds": self._seconds()}
+        check(note["position"], NOTE["position"], "position")
         with explained("the checkpoint was not written; rows and earlier checkpoints are as they were"):
             note |= self._sync()
             (self.folder / "checkpoints").mkdir(exist_ok=True)

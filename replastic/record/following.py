@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .files import read_bytes
 from .reading import read_end, read_run
+from .schema import RESUME, ROW, parsed
 
 
 @dataclass
@@ -136,23 +137,23 @@ class Following:
         whole = data[: data.rfind(b"\n") + 1]
         run._read += len(whole)
         for line in whole.splitlines():
-            yield json.loads(line)
+            yield parsed(line, ROW)
 
     def _go_back(self, run: Followed) -> None:
         """To where it was resumed."""
         resumes = run.folder / "resumes.jsonl"
-        whole = resumes.read_bytes().rpartition(b"\n")[0].splitlines()
+        whole = read_bytes(resumes).rpartition(b"\n")[0].splitlines()
         if whole:
             run._resumes = _size(resumes)
-            self._go_to(run, json.loads(whole[-1])["rows"])
+            self._go_to(run, parsed(whole[-1], RESUME)["rows"])
             run.begun, run.moved = min(run.begun, run.done), True
 
     def _go_to(self, run: Followed, count: int | None = None) -> None:
         """Behind so many rows, or all that are there: only the last of them is parsed."""
         path = run.folder / "rows.jsonl"
-        lines = (path.read_bytes() if path.exists() else b"").split(b"\n")[:-1][:count]
+        lines = (read_bytes(path) if path.exists() else b"").split(b"\n")[:-1][:count]
         run._read, run.rows = sum(len(line) + 1 for line in lines), len(lines)
-        run.row = json.loads(lines[-1]) if lines else {}
+        run.row = parsed(lines[-1], ROW) if lines else {}
 
 
 def _size(path: Path) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from .files import read_bytes
+from .schema import ANYTHING, Kind, parsed
 
 
 class Mark(NamedTuple):
@@ -54,34 +56,34 @@ def check_lines(path: Path, data: bytes, noted: Mapping[str, Any], by: str) -> M
     """Where the log ended when `by` was written; ValueError unless everything before is as it was."""
     kept = data[: noted["bytes"]]
     digest = hashlib.sha256(kept)
-    if digest.hexdigest() == noted["sha256"]:
+    if digest.hexdigest() == noted["sha256"] and kept.count(10) == noted["lines"]:
         return Mark(noted["lines"], noted["bytes"], digest)
     says = (
         f"{by} was written when it had {noted['lines']} lines. Nothing was changed: bring the file back from a copy, or "
-        "delete the folder of the run and run it anew"
+        "delete the folder of the run and run it again"
     )
-    parsed(path, kept[: kept.rfind(b"\n") + 1])
+    lines_of(path, kept[: kept.rfind(b"\n") + 1], ANYTHING)
     if len(kept) < noted["bytes"]:
         raise ValueError(f"{path} is damaged: it has {kept.count(10)} whole lines, and {says}")
     raise ValueError(f"{path} is damaged: one of the lines 1 to {noted['lines']} has changed; {says}")
 
 
-def parsed(path: Path, data: bytes) -> list[Any]:
-    """Whole lines as what they say."""
+def lines_of(path: Path, data: bytes, kind: Kind) -> list[Any]:
+    """Whole lines as what they say; ValueError for one that is damaged, or not of this kind, as in `schema`."""
     rows = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
-            rows.append(json.loads(line))
+            rows.append(parsed(line, kind))
         except ValueError as error:
             raise ValueError(
                 f"{path} is damaged in line {number} ({error}): bring the file back "
-                "from a copy, or delete the folder of the run and run it anew"
+                "from a copy, or delete the folder of the run and run it again"
             ) from error
     return rows
 
 
-def read_lines(path: Path, noted: Mapping[str, Any] | None) -> list[Any]:
+def read_lines(path: Path, kind: Kind, noted: Mapping[str, Any] | None) -> list[Any]:
     """What a log says, up to where `noted` says it ends, or to its last whole line."""
-    data = path.read_bytes() if path.exists() else b""
+    data = read_bytes(path) if path.exists() else b""
     end = data.rfind(b"\n") + 1 if noted is None else check_lines(path, data, noted, "end.json").size
-    return parsed(path, data[:end])
+    return lines_of(path, data[:end], kind)

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .schema import LOCK, parsed
+
 
 class Lock:
     """Says which process writes to a folder; the system lets go of it when that process ends, however it ends."""
@@ -43,7 +45,7 @@ if hasattr(os, "register_at_fork"):  # a data loader's forked workers would hold
 def _held_by(path: Path) -> str:
     holder: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # between taking the lock and writing who has it lies a moment
-        holder = json.loads(path.read_text())
+        holder = parsed(path.read_bytes(), LOCK)
     here = holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname()
     hint = "this very one: close() its Record first" if here else "wait for it, end it, or give another --out"
     return f"the run {path.parent} is open in process {holder.get('pid')} on host {holder.get('host')}: {hint}"

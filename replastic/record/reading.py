@@ -9,6 +9,7 @@ from typing import Any
 
 from .files import read_json
 from .lines import read_lines
+from .schema import END, ROW, RUN, TEXT, TIME
 
 FORMAT = "replastic run 1"
 
@@ -38,13 +39,15 @@ def read(folder: str | Path) -> Run:
     """A run, also one that another process is writing: the line that is not whole yet is left out."""
     folder = Path(folder)
     about, end = read_run(folder), read_end(folder)
-    rows, times = (read_lines(folder / f"{name}.jsonl", end[name]) for name in ("rows", "times"))
+    rows, times = (
+        read_lines(folder / f"{name}.jsonl", kind, end[name])
+        for name, kind in (("rows", ROW), ("times", TIME))
+    )  # fmt: skip
     known = min(len(rows), len(times))  # between a row and its time lies a moment
-    what = {key: about[key] for key in ("config", "arm", "seed", "provenance")}
+    what = {key: about[key] for key in ("config", "about", "arm", "seed", "provenance")}
     return Run(
         folder,
         **what,
-        about=about.get("about", {}),
         rows=rows[:known],
         times=times[:known],
         status=end["status"],
@@ -58,7 +61,7 @@ def find_runs(folder: str | Path) -> list[Path]:
         raise FileNotFoundError(f"there is no folder {folder}: give the one that runs were written to")
     found = []
     for path, folders, files in os.walk(folder):
-        if "run.json" in files:
+        if "run.json" in (*files, *folders):  # a folder in its place is damage, which `read` names
             found.append(Path(path))
             folders.clear()  # there are no runs inside runs
     return sorted(found)
@@ -69,15 +72,15 @@ def read_run(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     if not path.exists():
         raise FileNotFoundError(f"{folder} is no run: it has no run.json. Give a folder that find_runs() lists")
-    about = read_json(path, "format", "config", "arm", "seed", "provenance")
-    if about["format"] != FORMAT:
-        raise ValueError(f"{path} is a {about['format']!r}, and this version reads {FORMAT!r}: upgrade replastic")
-    return about
+    found = read_json(path, {"format": TEXT})["format"]
+    if found != FORMAT:
+        raise ValueError(f"{path} is a {found!r:.80}, and this version reads {FORMAT!r}: upgrade replastic")
+    return {"about": {}, **read_json(path, RUN)}
 
 
 def read_end(folder: Path) -> dict[str, Any]:
     """Status and reason, and how far the logs went if it has ended."""
     try:
-        return read_json(folder / "end.json", "status", "reason", "rows", "times")
+        return read_json(folder / "end.json", END)
     except FileNotFoundError:
         return {"status": "started", "reason": "", "rows": None, "times": None}

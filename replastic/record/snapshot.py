@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .files import explained, part_of, sync_folder, type_name, write_synced
+from .schema import SNAPSHOT, check, loaded
 
 _FORMAT = "replastic snapshot 1"
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
@@ -78,11 +79,13 @@ def load_with_note(folder: str | Path) -> tuple[Any, Any]:
     path = folder / _TENSORS
     _check_tensors(path, content["tensors"])
     try:
-        stored = load_file(path)
-        unpack = _Unpacker(stored)
+        unpack = _Unpacker(load_file(path))
         return unpack(content["state"]), unpack(content["note"])
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(f"{path} does not hold what {_STATE} says ({error}): load an older snapshot") from error
+    except (*_FORGED, SafetensorError, struct.error) as error:  # the checksums fit: somebody else wrote it
+        reason = f"{type(error).__name__}: {error}"[:200].partition("\n")[0]
+        raise ValueError(
+            f"{folder / _STATE} and {_TENSORS} do not fit each other ({reason}): load another snapshot"
+        ) from error
 
 
 def discard(folder: Path) -> None:
@@ -132,15 +135,19 @@ def _read_state(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path} is missing: {path.parent} is no snapshot, or has lost a file. Load another one")
     try:
-        content = json.loads(path.read_bytes())
+        content = loaded(path.read_bytes())
+        check(content, SNAPSHOT)
         whole = _digest({key: value for key, value in content.items() if key != "sha256"}) == content["sha256"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}): load another snapshot") from error
     if not whole:
         raise ValueError(f"{path} is damaged: it does not have the checksum that it was written with. Load another snapshot")
     if content["format"] != _FORMAT:
-        raise ValueError(f"{path} is a {content['format']!r}, and this version reads {_FORMAT!r}: upgrade replastic")
+        raise ValueError(f"{path} is a {content['format']!r:.80}, and this version reads {_FORMAT!r}: upgrade replastic")
     return content
+
+
+_FORGED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
 class _Stored(NamedTuple):
@@ -255,6 +262,9 @@ class _Unpacker:
             tensor = torch.view_as_complex(tensor) if paired else tensor
             if order is not None:
                 tensor = tensor.permute([order.index(dim) for dim in range(len(order))])
+            last = 0 if strides is None else sum((n - 1) * by for n, by in zip(tensor.shape, strides, strict=True))
+            if last >= tensor.numel() > 0:
+                raise ValueError(f"strides {strides} reach beyond a tensor of shape {[*tensor.shape]}")
             # Memory of its own: safetensors' is the file, which may be deleted or cut.
             own = tensor.clone() if strides is None else torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
             self._made[name] = own.copy_(tensor)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from ..record import Run
 from .charts import FEW, chart, chart_or_bars
 from .curves import Moment
+from .ends import task_ends
 from .estimates import Centre
 from .gathering import Study
 from .items import Bars, Chart, Table
-from .summary import is_lower_better, task_ends
+from .summary import is_lower_better
 
 
 def accuracy(study: Study, kind: Centre, smooth: int) -> list[Chart]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..options import OptionError
-from ..record import Run, find_runs, read
+from ..record import Run, find_runs
+from .gathering import read_trained
 
 _LAST = 5  # rows of the last task, so that one lucky epoch does not decide
 
@@ -38,7 +39,7 @@ def best(out: str | Path) -> dict[str, Best]:
     has no measure left of what was chosen. Points are compared on those seeds that have ended in all of them; one that
     diverged is worse than all that did not.
     """
-    every = [read(found) for found in find_runs(out)]
+    every = [read_trained(found) for found in find_runs(out)]
     if not every:
         raise OptionError(f"{out} has no runs: give the folder that replastic run or sweep wrote to with --out")
     runs = [run for run in every if run.config.get("grid")]
@@ -85,7 +86,7 @@ def _score(run: Run, metric: str | None) -> float:
     figure = _figure(run, metric)
     last = max(row["task"] for row in run.rows)
     rows = [row for row in run.rows if row["task"] == last and row["epoch"] > 0][-_LAST:]
-    if not all(figure in row for row in rows):
+    if not rows or not all(isinstance(row.get(figure), int | float) for row in rows):
         raise OptionError(
             f"{run.folder} has no {figure!r}, and points are never chosen by the test set: set [data] validation = 5000 to "
             "hold out some training images, and run the sweep into a new folder"

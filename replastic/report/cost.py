@@ -51,8 +51,8 @@ def cost(study: Study) -> list[Bars | Table]:
 def _milliseconds_a_step(run: Run) -> float | None:
     several = run.rows[-1]["task"] > 0 if run.rows else False
     start = max((number for number, row in enumerate(run.rows) if row["task"] == 0), default=0) if several else 0
-    steps = run.rows[-1]["step"] - run.rows[start]["step"] if run.rows and "step" in run.rows[-1] else 0
-    return 1000 * (run.times[-1] - run.times[start]) / steps if steps > 0 else None
+    steps = [row["step"] for row in (run.rows[start], run.rows[-1]) if "step" in row] if run.rows else []
+    return 1000 * (run.times[-1] - run.times[start]) / (steps[-1] - steps[0]) if steps[1:] and steps[-1] > steps[0] else None
 
 
 def _hours(study: Study, arm: str) -> float:

@@ -70,7 +70,7 @@ def points_of(run: Run, figure: str, moment: Moment) -> Iterator[tuple[int, floa
 def _is_whole(run: Run, task: int, epoch: int) -> bool:
     """Whether a run's last task was trained to its end, though perhaps not the run."""
     lengths = run.about.get("epochs")
-    return run.status == "finished" or epoch == (lengths[task] if isinstance(lengths, list) else lengths)
+    return run.status == "finished" or epoch in (lengths[task : task + 1] if isinstance(lengths, list) else [lengths])
 
 
 def boundaries(study: Study) -> list[int]:

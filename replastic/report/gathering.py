@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..options import OptionError, nearest
 from ..record import Run, find_runs, read
+from .ends import task_ends
 
 
 @dataclass(frozen=True)
@@ -40,41 +41,58 @@ def gather(
     folders = list(folders)
     for path in dict.fromkeys(path for folder in folders for path in find_runs(folder)):
         try:
-            runs[path.resolve()] = _checked(read(path))
+            runs[path.resolve()] = read_trained(path)
         except (OSError, ValueError) as problem:
             problems.append(str(problem))
-    if not runs:
-        given = ", ".join(map(str, folders))
-        reason = f": {problems[0]}" if problems else " (no run.json below it): give a folder that `replastic run` wrote to"
-        raise OptionError(f"{given} has no runs{reason}")
     studies: dict[str, list[Run]] = {}
     for run in runs.values():
         studies.setdefault(run.about.get("name", "runs"), []).append(run)
-    known = {run.arm for run in runs.values() if not run.is_first_task}
+    metrics = {name: metric or _metric_of(several) for name, several in studies.items()}
+    studies = {name: left for name, several in studies.items() if (left := _with(metrics[name], several, problems))}
+    if not studies:
+        given = ", ".join(map(str, folders))
+        reason = f": {problems[0]}" if problems else " (no run.json below it): give a folder that `replastic run` wrote to"
+        raise OptionError(f"{given} has no runs{reason}")
+    known = {run.arm for several in studies.values() for run in several if not run.is_first_task}
     if baseline is not None and baseline not in known:
         raise OptionError(f"--baseline {baseline!r}: {nearest(baseline, sorted(known))}")
-    found = [_study(name, several, metric, baseline) for name, several in studies.items()]
+    found = [_study(name, several, metrics[name], baseline) for name, several in studies.items()]
     if not any(study.arms for study in found):
-        raise OptionError(f"{', '.join(map(str, folders))} has nothing yet but first tasks that arms share: wait for a run")
+        reason = f" to report: {problems[0]}" if problems else " yet but first tasks that arms share: wait for a run"
+        raise OptionError(f"{', '.join(map(str, folders))} has nothing{reason}")
     return [study for study in found if study.arms], problems
 
 
-def _checked(run: Run) -> Run:
+def read_trained(folder: Path) -> Run:
     """A run whose rows say where they stand; ValueError for what another program wrote."""
-    wanted = {"arm": str, "seed": int, "config": dict, "about": dict, "provenance": dict}
-    for key, kind in wanted.items():
-        given = getattr(run, key)
-        if type(given) is not kind:
-            raise ValueError(f"{run.folder / 'run.json'} has {key} = {given!r}: give runs that `replastic run` wrote")
+    run = read(folder)
     for number, row in enumerate(run.rows, 1):
-        if not (isinstance(row, dict) and type(row.get("task")) is int and type(row.get("epoch")) is int):
+        if not {"task", "epoch"} <= row.keys():
             raise ValueError(
-                f"{run.folder / 'rows.jsonl'} line {number} does not say of which task and epoch it is: give runs that "
+                f"{folder / 'rows.jsonl'} line {number} does not say of which task and epoch it is: give runs that "
                 "`replastic run` wrote"
             )
     if run.status == "finished" and not any(row["epoch"] > 0 for row in run.rows):
-        raise ValueError(f"{run.folder} has finished, and no row of it is of an epoch: there is nothing to report")
+        raise ValueError(f"{folder} has finished, and no row of it is of an epoch: there is nothing to report")
     return run
+
+
+def _metric_of(runs: Sequence[Run]) -> str:
+    """What most of them name."""
+    return Counter(run.about.get("metric", "test_accuracy") for run in runs).most_common(1)[0][0]
+
+
+def _with(metric: str, runs: Sequence[Run], problems: list[str]) -> list[Run]:
+    """Those that have not finished, or have the figure at the end of each task; of the others it is said."""
+    kept = []
+    for run in runs:
+        try:
+            if run.status == "finished" and not run.is_first_task:
+                task_ends(run, metric)
+            kept.append(run)
+        except ValueError as problem:
+            problems.append(str(problem))
+    return kept
 
 
 def plain_arms(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
@@ -85,7 +103,7 @@ def plain_arms(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
     return sorted(plain, key=lambda arm: -common[trained[arm]])
 
 
-def _study(name: str, runs: Sequence[Run], metric: str | None, baseline: str | None) -> Study:
+def _study(name: str, runs: Sequence[Run], metric: str, baseline: str | None) -> Study:
     arms: dict[str, dict[int, Run]] = {}
     for run in runs:
         if run.is_first_task:
@@ -97,11 +115,10 @@ def _study(name: str, runs: Sequence[Run], metric: str | None, baseline: str | N
                 "folder of them"
             )
         there[run.seed] = run
-    about = runs[0].about
     if baseline not in arms:
         plain = plain_arms(arms)
         baseline = plain[0] if plain else None
     ordered = dict(sorted(arms.items(), key=lambda item: item[0] != baseline))  # the rest as their folders are sorted
     ordered = {arm: dict(sorted(there.items())) for arm, there in ordered.items()}
     shared = [run for run in runs if run.is_first_task]
-    return Study(name, about.get("about", ""), metric or about.get("metric", "test_accuracy"), ordered, baseline, shared)
+    return Study(name, runs[0].about.get("about", ""), metric, ordered, baseline, shared)

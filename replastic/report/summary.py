@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ..options import OptionError
 from ..record import Run
+from .ends import task_ends
 from .gathering import Study, gather
 
 _SHARE = 10  # a stream's first and last tasks are a tenth of it each, and one at least
-_EPOCHS = 5  # at most, of a task's last tenth: single epochs swing
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Summary:
     @property
     def spread(self) -> float:
         """The standard deviation over seeds; NaN for fewer than two, and if one is not finite."""
-        several = len(self.last) > 1 and math.isfinite(sum(self.last.values()))
+        several = len(self.last) > 1 and math.isfinite(sum(map(abs, self.last.values())))
         return statistics.stdev(self.last.values()) if several else math.nan
 
 
@@ -69,23 +69,6 @@ def _summary(arm: str, runs: Sequence[Run], metric: str) -> Summary:
     )
 
 
-def task_ends(run: Run, metric: str) -> list[float]:
-    """The figure at the end of each task."""
-    tasks: dict[int, list[dict]] = {}
-    for row in run.rows:
-        if row["epoch"] > 0:
-            tasks.setdefault(row["task"], []).append(row)
-    ends = []
-    for rows in tasks.values():
-        if metric not in rows[-1]:
-            known = ", ".join(name for name in rows[-1] if name.endswith(("accuracy", "loss")))
-            raise ValueError(f"{run.folder} has no {metric!r}: give one of {known}, as --metric or as metric in the file")
-        last = rows[-1]["epoch"]
-        counted = max(1, min(_EPOCHS, last // 10))
-        ends.append(statistics.mean(row[metric] for row in rows if row["epoch"] > last - counted and metric in row))
-    return ends
-
-
 def summary_lines(out: str | Path) -> tuple[list[str], list[str]]:
     """Lines for people: every arm's first and last tasks, mean and standard deviation over seeds, and how many these are.
 
@@ -97,10 +80,7 @@ def summary_lines(out: str | Path) -> tuple[list[str], list[str]]:
         return [], [str(problem)]
     lines: list[str] = []
     for study in studies:
-        try:
-            lines += ["", *summary_table(summarise(study))]
-        except ValueError as problem:
-            problems.append(str(problem))
+        lines += ["", *summary_table(summarise(study))]
     return lines[1:], problems
 
 
