@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,7 +110,7 @@ def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None) -> Diagnosis:
     fire, fired = _what_fire_would_do(probe, notes)
     findings = _judge(values, new, fired, _sides(probe))
     if probe.loss is not None:
-        findings += _without_gradient(probe)
+        findings += _without_gradient(probe, notes)
     order = {name: position for position, name in enumerate(values)}
     findings.sort(key=lambda finding: order.get(finding.layer, len(order)))
     layers = [LayerHealth(name, row, new.get(name, {}), fired.get(name, {}), fire.get(name)) for name, row in values.items()]
@@ -131,7 +132,7 @@ def _by_layer(probe: Probe, notes: list[str]) -> dict[str, dict[str, float]]:
             continue
         for layer, arguments in parts.items():
             try:
-                rows.setdefault(_layer(layer), {})[name] = float(entry.formula(*arguments))
+                rows.setdefault(_layer(layer), {})[name] = entry.value(*arguments)
             except NotMeasurable as problem:  # one layer, as a weight of zeros, is no reason to leave out the others
                 problems.setdefault(f"{_layer(layer)}: {problem}", []).append(name)
     notes += [f"{', '.join(names)} could not be had: {problem}" for problem, names in problems.items()]
@@ -209,8 +210,8 @@ def _judge(
                 continue
             if rule.measure == "condition_number":
                 # Columns for inputs that never vary decay to nothing and do no harm: the spectrum is to have suffered.
-                rank, rank_then = row["weight_effective_rank"], new[layer]["weight_effective_rank"]
-                if value < FLAT * sides[layer] or rank > 0.75 * rank_then:
+                rank, rank_then = (one.get("weight_effective_rank", math.nan) for one in (row, new[layer]))
+                if value < FLAT * sides[layer] or not rank <= 0.75 * rank_then:
                     continue
             named.add(rule.kind)
             if rule.kind == "rank":
@@ -235,8 +236,13 @@ def _with_others(finding: Finding, collapsed: list[str]) -> Finding:
     return replace(finding, text=f"{finding.text}; it is so in {', '.join(collapsed[1:])} as well")
 
 
-def _without_gradient(probe: Probe) -> list[Finding]:
-    norms = measure(probe, "gradient_norm")
+def _without_gradient(probe: Probe, notes: list[str]) -> list[Finding]:
+    probe.require_loss()
+    try:
+        norms = measure(probe, "gradient_norm")
+    except NotMeasurable as problem:
+        notes.append(f"weights without a gradient were not looked for: {problem}")
+        return []
     names = dict.fromkeys(weight.name.partition(":")[0] for weight in probe.weights)
     return [
         Finding(_layer(name), "no gradient", 0.0, None, None, f"{_layer(name)}: no gradient: it is zero for this batch")
@@ -262,6 +268,13 @@ def _twin(probe: Probe, model: nn.Module) -> Probe:
     return Probe(model, (probe.inputs, probe.targets), mode=probe.mode, where=probe.where, example=probe.example)
 
 
+def _fired(report: LayerReport) -> list[str]:
+    """What FIRE would change; of weights that leave the range of float64 when they are squared it is not known."""
+    figures = (report.dfi_before, "{:.2g}"), (report.dfi_after, "{:.1g}"), (report.sfe_normalised, "{:.2g}")
+    before, after, moved = (shape.format(value) if math.isfinite(value) else "too large" for value, shape in figures)
+    return [f"{before} -> {after}", moved]
+
+
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("dead", "dead_fraction", "{:.0%}"),
     ("dormant", "dormant_fraction", "{:.0%}"),
@@ -285,10 +298,7 @@ def _table(diagnosis: Diagnosis) -> list[str]:
             now, then = layer.values.get(measured), layer.new.get(measured)
             cell = "" if now is None else shape.format(now)
             cells.append(cell if then is None or now is None else f"{cell} ({shape.format(then)})")
-        if layer.fire is None:
-            cells += ["", ""]
-        else:
-            cells += [f"{layer.fire.dfi_before:.2g} -> {layer.fire.dfi_after:.1g}", f"{layer.fire.sfe_normalised:.2g}"]
+        cells += ["", ""] if layer.fire is None else _fired(layer.fire)
         rows.append(cells)
     kept = [column for column in range(len(header)) if column < 2 or any(row[column] for row in rows[1:])]
     dead, saturated = header.index("dead"), header.index("saturated")

@@ -83,3 +83,10 @@ def test_a_likely_mistake_is_answered_with_what_to_type(call, error: type[Except
 
 def test_a_weight_matrix_prints_on_one_line() -> None:
     assert repr(matrices(torch.nn.Linear(3, 2))[0]) == "WeightMatrix('weight', linear, parameter (2, 3))"
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_normalised_error_does_not_depend_on_the_scale(scale: float) -> None:
+    before, after = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    found = rp.normalised_squared_frobenius_error(scale * before, scale * after)
+    assert found.item() == pytest.approx(0.8)

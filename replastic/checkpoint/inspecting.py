@@ -17,6 +17,7 @@ from ..inventory import WeightMatrix
 from ..linalg.batches import Stack
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..listing import some
+from ..measures.range import value_of
 from ..measures.weights import layer_deviation, singular_values
 from ..unfolded import unfolded_weight
 from ..weights import LeftAlone, Where
@@ -190,7 +191,7 @@ def _report(
     largest, smallest = spectrum.amax(-1), spectrum.amin(-1)
     conditions = torch.where(largest > 0, largest / smallest, torch.inf)
     plain = weight.layout.kernel_area == 1 and matrices.shape[-2:] == (stack.rows, stack.columns)
-    deviation = _deviation(spectrum, weight.scale) if plain else float(layer_deviation(weight))
+    deviation = _deviation(spectrum, weight.scale) if plain else value_of(layer_deviation, weight)
     condition = float(conditions.max())
     return replace(
         report,

@@ -5,10 +5,13 @@ The two quantities FIRE trades against each other (Han et al., ICLR 2026, equati
     DfI(W)      = ‖WᵀW - I‖²_F        plasticity: 0 for orthonormal columns
     SFE(W, W~)  = ‖W - W~‖²_F         stability: 0 for no change
 
-All functions are differentiable and batched over leading axes.
+All functions are differentiable and batched over leading axes. They compute in the dtype of their matrices: in float32, DfI
+overflows from entries of about 4e9 on and SFE from 2e19 on. Pass `matrix.double()` there, as `replastic.measure` does.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -56,4 +59,6 @@ def normalised_squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
     >>> normalised_squared_frobenius_error(3 * torch.eye(2), torch.zeros(2, 2))
     tensor(1.)
     """
-    return squared_frobenius_error(before, after) / before.square().sum((-2, -1))
+    largest = torch.linalg.vector_norm(before.detach(), math.inf, (-2, -1), keepdim=True)
+    scale = torch.where(largest > 0, largest, 1)  # squares of large entries would overflow, and those of small ones vanish
+    return squared_frobenius_error(before / scale, after / scale) / (before / scale).square().sum((-2, -1))

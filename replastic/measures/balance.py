@@ -318,6 +318,10 @@ def _check_that_scales_do_nothing(probe: Probe) -> None:
             before = _flat(probe.forward())
         with probe.differentiating(), torch.no_grad():
             after = _flat(functional_call(probe.model, state, *arguments(probe.inputs)))
+        if not (before.isfinite().all() and after.isfinite().all()):
+            raise NotMeasurable(
+                f"outputs are not finite in {before.dtype} once units are scaled by up to 2: weights are too large"
+            )
         allowed = math.sqrt(torch.finfo(before.dtype).eps) * float(before.abs().max())
         if not float((after - before).abs().max()) <= allowed:
             raise NotMeasurable(

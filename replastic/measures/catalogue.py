@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Literal
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from . import curvature, features, gradients, units, weights
 from .balance import balance_between_layers, layer_balance, pq_balancedness
 from .lipschitz import lipschitz_bound
 from .probe import NotMeasurable, Probe
+from .range import power_of_two, value_of
 
 Family = Literal["weights", "features", "units", "gradients", "curvature"]
 Parts = Mapping[str, tuple[Any, ...]]
@@ -30,6 +31,7 @@ class Measure:
     parts: of a probe, the formula's arguments by the name of the layer; under "" for the model as a whole.
     overall: from the values and the parts to the one for the whole model, shown under the measure's bare name.
     cheap: whether a forward pass, at most, is what it costs, and one decomposition of each matrix.
+    infinite: whether infinity is one of its values, and not a sign that numbers left their range.
     by_name: it needs a reference or a special kind of model, or repeats another as its authors compute it, so that a family
         does not bring it along.
     """
@@ -39,6 +41,7 @@ class Measure:
     parts: Callable[[Probe], Parts]
     overall: Callable[[list[float], Parts], float] | None = None
     cheap: bool = True
+    infinite: bool = False
     by_name: bool = False
 
     def __repr__(self) -> str:
@@ -55,15 +58,25 @@ class Measure:
     def take(self, probe: Probe, settings: Mapping[str, Any]) -> dict[str, float]:
         """Values by layer; the overall one under ""."""
         probe.check_unchanged()
-        formula = partial(self.formula, **settings)
         parts = self.parts(probe)
         values: dict[str, float] = {}
         for name, arguments in parts.items():
             try:
-                values[name] = float(formula(*arguments))
+                values[name] = self.value(*arguments, **settings)
             except NotMeasurable as problem:
                 raise type(problem)(f"{name}: {problem}" if name else str(problem)) from problem
-        return {"": self.overall(list(values.values()), parts), **values} if self.overall is not None else values
+        if self.overall is None:
+            return values
+        return {"": self._checked(self.overall(list(values.values()), parts)), **values}
+
+    def value(self, *arguments: Any, **settings: Any) -> float:
+        """The formula's value, if need be in float64; raises NotMeasurable for what is not a finite number even so."""
+        return self._checked(value_of(self.formula, *arguments, **settings))
+
+    def _checked(self, value: float) -> float:
+        if math.isnan(value) or (math.isinf(value) and not self.infinite):
+            raise NotMeasurable(f"it comes to {value}, in float64, too: weights or activations are too large, or not finite")
+        return value
 
 
 # What measures are taken of
@@ -197,7 +210,7 @@ def _distance(values: list[float], parts: Parts) -> float:
 
 def _normalised_error(values: list[float], parts: Parts) -> float:
     before = [before for before, _ in parts.values()]
-    return sum(float(squared_frobenius_error(*pair)) for pair in parts.values()) / _norm_of(before) ** 2
+    return sum(_squared_frobenius_error(*pair) for pair in parts.values()) / _norm_of(before) ** 2
 
 
 @wraps(normalised_squared_frobenius_error)
@@ -205,8 +218,14 @@ def _normalised_squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor
     return weights.relative_distance(after, before).square()  # which refuses to compare with zeros
 
 
+@wraps(squared_frobenius_error)
+def _squared_frobenius_error(before: Tensor, after: Tensor) -> float:
+    scale = power_of_two(before, after)
+    return float(squared_frobenius_error(before / scale, after / scale)) * float(scale) ** 2
+
+
 def _norm_of(matrices: Any) -> float:
-    return math.hypot(*(float(weights.frobenius_norm(matrix)) for matrix in matrices))
+    return math.hypot(*(value_of(weights.frobenius_norm, matrix) for matrix in matrices))
 
 
 def _itself(value: Tensor) -> Tensor:
@@ -220,6 +239,7 @@ def _of_spectrum(
     over: Callable[[Tensor], Tensor],
     overall: Callable[[list[float], Parts], float] = _mean,
     parts: Callable[[Probe], Parts] | None = None,
+    infinite: bool = False,
 ) -> Measure:
     """`formula`, from singular values that several measures share; `over` says what of several matrices is taken."""
     spectra = {"weights": _weight_spectra, "features": _feature_spectra}[family]
@@ -228,7 +248,7 @@ def _of_spectrum(
     def taken(values: Tensor, **settings: Any) -> Tensor:
         return over(of_spectrum(values, **settings))
 
-    return Measure(family, taken, parts or (lambda probe: probe.once(spectra)), overall)
+    return Measure(family, taken, parts or (lambda probe: probe.once(spectra)), overall, infinite=infinite)
 
 
 # Layers that hold several matrices (groups of a convolution, gates of a recurrent layer) are given as one: norms and
@@ -238,7 +258,7 @@ MEASURES: dict[str, Measure] = {
     "weight_norm": Measure("weights", weights.frobenius_norm, _matrices, _norm),
     "weight_growth": Measure("weights", weights.norm_growth, _matrices_and_reference, _growth, by_name=True),
     "weight_distance": Measure("weights", weights.relative_distance, _matrices_and_reference, _distance, by_name=True),
-    "squared_frobenius_error": Measure("weights", squared_frobenius_error, _reference_and_matrices, _total, by_name=True),
+    "squared_frobenius_error": Measure("weights", _squared_frobenius_error, _reference_and_matrices, _total, by_name=True),
     "normalised_squared_frobenius_error": Measure(
         "weights", _normalised_squared_frobenius_error, _reference_and_matrices, _normalised_error, by_name=True
     ),
@@ -246,7 +266,7 @@ MEASURES: dict[str, Measure] = {
         "weights", weights.spectral_norm, weights.spectral_norm_of_spectrum, Tensor.amax, _largest
     ),
     "condition_number": _of_spectrum(
-        "weights", weights.condition_number, weights.condition_number_of_spectrum, Tensor.amax, _largest
+        "weights", weights.condition_number, weights.condition_number_of_spectrum, Tensor.amax, _largest, infinite=True
     ),
     "weight_stable_rank": _of_spectrum("weights", weights.stable_rank, weights.stable_rank_of_spectrum, Tensor.mean),
     "weight_effective_rank": _of_spectrum(

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..linalg.effective_rank import effective_rank as effective_rank
 from ..linalg.polar_factor import work_dtype
 from .probe import NotMeasurable
+from .range import power_of_two
 from .weights import singular_values
 
 
@@ -60,10 +61,11 @@ def normalised_feature_covariance(features: Tensor) -> Tensor:
             [0.0000, 0.5000]])
     """
     rows = _rows(features)
+    rows = rows / power_of_two(rows)  # before they are squared: features may be large, or small
     norm = torch.linalg.matrix_norm(rows)
     if not norm > 0:
         raise NotMeasurable("features that are all zero have no normalised covariance")
-    rows = rows / norm  # before the product, which would overflow for large features
+    rows = rows / norm
     with torch.autocast(rows.device.type, enabled=False):
         return rows @ rows.mT
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,8 +26,9 @@ def measure(
         or repeat another as its authors compute it, come by their own name only.
     settings: other than the defaults, by measure: {"dormant_fraction": {"tau": 0.1}}.
 
-    What cannot be measured is an error that names the measure and what it needs; so is a NaN. Of a family, what this kind of
-    model has nothing for is left out with a warning. A condition number may be infinite, and is for a singular matrix.
+    What cannot be measured is an error that names the measure and what it needs; so is what is not a finite number, or
+    nothing but rounding. Of a family, what this kind of model has nothing for is left out with a warning. A condition number
+    may be infinite, and is for a singular matrix.
     """
     if isinstance(probe, Mapping):
         taken = {label: measure(one, names, settings) for label, one in probe.items()}
@@ -53,10 +53,7 @@ def measure(
             continue
         except NotMeasurable as problem:
             raise NotMeasurable(f"{name}: {problem}") from problem
-        for layer, value in values.items():
-            if math.isnan(value):
-                raise NotMeasurable(f"{name} of {layer or 'the model'} is not a number: look at its weights and activations")
-            found[f"{name}/{layer}" if layer else name] = value
+        found |= {f"{name}/{layer}" if layer else name: value for layer, value in values.items()}
     if not found:
         raise NotApplicable(f"this model has nothing for {', '.join(asked)}: {', '.join(chosen)} do not apply to it")
     return found

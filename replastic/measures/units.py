@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from .range import power_of_two
+
 
 def activity_scores(mean_abs: Tensor) -> Tensor:
     """s_i = mean|h_i| / (1/H Σ_k mean|h_k|): each unit's activity as a multiple of its layer's (Sokar et al. 2023).
@@ -20,6 +22,7 @@ def activity_scores(mean_abs: Tensor) -> Tensor:
     >>> activity_scores(torch.tensor([0.0, 1.0, 3.0, 4.0]))
     tensor([0.0000, 0.5000, 1.5000, 2.0000])
     """
+    mean_abs = mean_abs / power_of_two(mean_abs)
     mean = mean_abs.mean()
     return torch.where(mean > 0, mean_abs / mean, torch.zeros_like(mean_abs))
 
@@ -30,7 +33,7 @@ def smallest_activity(activations: Tensor) -> Tensor:
     >>> smallest_activity(torch.tensor([[1.0, 3.0], [1.0, -3.0]]))
     tensor(0.5000)
     """
-    return activity_scores(_of_units(activations).abs().mean(0)).amin()
+    return activity_scores(_mean_abs(activations)).amin()
 
 
 def dormant_fraction(activations: Tensor, tau: float = 0.025) -> Tensor:
@@ -44,7 +47,7 @@ def dormant_fraction(activations: Tensor, tau: float = 0.025) -> Tensor:
     """
     if not tau >= 0:
         raise ValueError(f"tau={tau}: give a multiple of the layer's mean activity, 0 or more")
-    return _share(activity_scores(_of_units(activations).abs().mean(0)) <= tau)
+    return _share(activity_scores(_mean_abs(activations)) <= tau)
 
 
 def dead_fraction(activations: Tensor) -> Tensor:
@@ -108,6 +111,12 @@ def sign_entropy(preactivations: Tensor) -> Tensor:
     positive = (_of_units(preactivations) > 0).double().mean(0)
     nats = torch.special.entr(positive) + torch.special.entr(1 - positive)
     return (nats.mean() / math.log(2)).float()
+
+
+def _mean_abs(activations: Tensor) -> Tensor:
+    """mean|h| of each unit, up to a factor that scores do not depend on: a sum of large activations would overflow."""
+    activations = _of_units(activations)
+    return (activations / power_of_two(activations)).abs().mean(0)
 
 
 def _share(chosen: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     """(..., k) singular values, largest first, computed in float64; those at the level of its rounding are zero.
 
     That level is eps·max(rows, columns) of the largest, as for numpy's matrix_rank. Entries are taken as the exact numbers
-    that they are, whatever they were rounded to before.
+    that they are, whatever they were rounded to before. Values that the matrix's dtype cannot hold stay in float64.
 
     >>> singular_values(torch.diag(torch.tensor([2.0, 3.0, 1e-20])))
     tensor([3., 2., 0.])
@@ -119,7 +119,9 @@ def singular_values(matrix: Tensor) -> Tensor:
             tall = torch.linalg.qr(tall, mode="r").R
         values = torch.linalg.svdvals(tall)
     noise = torch.finfo(exact.dtype).eps * max(exact.shape[-2:]) * values[..., :1]
-    return torch.where(values > noise, values, 0).to(given.dtype)
+    values = torch.where(values > noise, values, 0)
+    narrow = values.to(given.dtype)
+    return narrow if narrow.isfinite().all() else values
 
 
 def spectral_norm_of_spectrum(values: Tensor) -> Tensor:

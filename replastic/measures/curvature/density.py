@@ -31,12 +31,24 @@ _GRID, _MARGIN = 10_000, 0.01
 class SpectralDensity:
     """Nodes and weights by probe, (probes, order), and how many eigenvalues they stand for.
 
-    A probe that came to an end before `order` steps has nodes of weight zero.
+    A probe that came to an end before `order` steps has nodes of weight zero. resolution: how far nodes may be off by the
+    rounding of the products that they come from, which is in proportion to the largest.
     """
 
     nodes: Tensor
     weights: Tensor
     size: int
+    resolution: float = 0.0
+
+    def _check_epsilon(self, epsilon: float) -> None:
+        if epsilon < 0:
+            raise ValueError(f"epsilon={epsilon}: give 0 or more")
+        if epsilon < 2 * self.resolution:  # a node may be off, and so may be the one next to it
+            largest = float(self.nodes.abs().max())
+            raise NotMeasurable(
+                f"epsilon={epsilon:g} cannot be told from rounding: eigenvalues are known to ±{self.resolution:.2g}, for "
+                f"the largest is {largest:.2g}. Compute in float64, as with model.double(), or pass a larger epsilon"
+            )
 
     def mean(self, f: Callable[[Tensor], Tensor]) -> Estimate:
         """(1/P)·Σf(λ_i) over all eigenvalues."""
@@ -61,7 +73,7 @@ class SpectralDensity:
         The paper of L2-ER calls it "normalised ε-rank" and defines that as a count (see `epsilon_rank`) over P. Its released
         code reports larger values, because it widens its Gaussians with the range: `epsilon_mass_as_released`.
         """
-        _check_epsilon(epsilon)
+        self._check_epsilon(epsilon)
         width = math.sqrt(2 * variance)
 
         def outside(nodes: Tensor) -> Tensor:
@@ -83,7 +95,7 @@ class SpectralDensity:
         >>> round(density.epsilon_mass().value, 3), round(density.epsilon_mass_as_released().value, 3)
         (0.01, 0.288)
         """
-        _check_epsilon(epsilon)
+        self._check_epsilon(epsilon)
         counted = self.weights > 0  # what pads a probe that ended early is not part of the spectrum
         lowest = float(self.nodes.where(counted, torch.inf).amin(1).mean()) - _MARGIN
         highest = float(self.nodes.where(counted, -torch.inf).amax(1).mean()) + _MARGIN
@@ -105,7 +117,7 @@ class SpectralDensity:
         eigenvalues are counted with a standard deviation of √(2k(1 - k/P)), less with more probes. A few that lie far out
         are better found one by one, with `top_eigenvalues`.
         """
-        _check_epsilon(epsilon)
+        self._check_epsilon(epsilon)
         share = self.mean(lambda nodes: (nodes.abs() > epsilon).to(nodes.dtype))
         return Estimate(self.size * share.value, None if share.error is None else self.size * share.error)
 
@@ -130,15 +142,11 @@ def spectral_density(
 def quadrature(operator: SymmetricOperator, starts: list[Callable[[], Tensor]], order: int) -> SpectralDensity:
     """The same from start vectors that are given, each made when it is its turn."""
     nodes = torch.zeros(len(starts), min(order, operator.size), dtype=torch.float64)
-    weights = torch.zeros_like(nodes)
+    weights, resolution = torch.zeros_like(nodes), 0.0
     for probe, start in enumerate(starts):
         process = Lanczos(operator, start(), order)
         process.advance(order)
         values, vectors = process.eigh()
         nodes[probe, : len(values)], weights[probe, : len(values)] = values, vectors[0] ** 2
-    return SpectralDensity(nodes, weights, operator.size)
-
-
-def _check_epsilon(epsilon: float) -> None:
-    if epsilon < 0:
-        raise ValueError(f"epsilon={epsilon}: give 0 or more")
+        resolution = max(resolution, process.resolution)
+    return SpectralDensity(nodes, weights, operator.size, resolution)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ class Estimate:
     """A mean over random vectors.
 
     error: its standard error; None for a single vector, which says nothing about it.
+    rounding: how far off it may be by the rounding of products, where that is known.
 
     >>> float(Estimate(2.0, 0.1))
     2.0
@@ -19,6 +20,7 @@ class Estimate:
 
     value: float
     error: float | None
+    rounding: float = field(default=0.0, repr=False, compare=False)
 
     def __float__(self) -> float:
         return self.value

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..probe import NotMeasurable
+from ..range import power_of_two
 from .operators import SymmetricOperator, plainly
 
 # β is rounding, and the space is exhausted, below this many eps of the largest |α|, β so far.
@@ -61,12 +62,17 @@ class Lanczos:
         """The length of what is left over after the last step; zero if nothing is."""
         return 0.0 if self.exhausted else float(self._betas[-1])
 
+    @property
+    def resolution(self) -> float:
+        """How far T's eigenvalues may be off by rounding: eps of the largest, or the β that was taken for zero."""
+        largest = float(torch.stack([*self._alphas, *self._betas]).abs().amax())
+        vanished = float(self._betas[-1]) if self.exhausted else 0.0
+        return max(torch.finfo(self._next.dtype).eps * largest, vanished)
+
     def eigh(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues of T, ascending, and its eigenvectors as columns: float64, on the CPU."""
         alphas = torch.stack(self._alphas).double().cpu()
         betas = torch.stack(self._betas).double().cpu()[:-1]
-        if not (alphas.isfinite().all() and betas.isfinite().all()):
-            raise NotMeasurable("products with the operator hold NaN or infinite values: look at the batch and the weights")
         return torch.linalg.eigh(torch.diag(alphas) + torch.diag(betas, 1) + torch.diag(betas, -1))
 
     def _step(self) -> None:
@@ -84,10 +90,12 @@ class Lanczos:
         overlaps = rows.mv(rest)
         rest.sub_(rows.mT.mv(overlaps))
         rest = self._outside(rest)
-        beta = torch.linalg.vector_norm(rest)
+        scale = power_of_two(rest)  # a norm is of squares: those of large entries overflow, and those of small ones vanish
+        rest = rest.div_(scale)
+        norm = torch.linalg.vector_norm(rest)
         self._alphas.append(alpha + overlaps[-1])
-        self._betas.append(beta)
-        self._next = rest / beta.clamp_min(torch.finfo(beta.dtype).tiny)
+        self._betas.append(norm * scale)
+        self._next = rest / norm.clamp_min(torch.finfo(norm.dtype).tiny)
         self.steps += 1
 
     def _outside(self, vector: Tensor) -> Tensor:
@@ -96,6 +104,11 @@ class Lanczos:
     def _look(self) -> None:
         """See whether β has vanished at some step, and if so forget those behind it."""
         alphas, betas = torch.stack(self._alphas).abs(), torch.stack(self._betas)
+        if not (alphas.isfinite().all() and betas.isfinite().all()):
+            raise NotMeasurable(
+                f"products with the operator are NaN or infinite in {betas.dtype}: look at the batch and the weights, or "
+                "compute in float64, as with model.double()"
+            )
         scale = torch.cummax(torch.maximum(alphas, betas), 0).values
         gone = (betas <= _BREAKDOWN * torch.finfo(betas.dtype).eps * scale).nonzero().flatten().tolist()
         if gone or self.steps == self.most:

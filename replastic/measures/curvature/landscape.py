@@ -22,6 +22,7 @@ from ...units import original
 from ...units.kinds import affine, has_rows_and_columns
 from ..batch import arguments
 from ..probe import Probe
+from ..range import power_of_two
 from .operators import common_dtype, flat, split
 
 
@@ -42,8 +43,10 @@ def random_direction(probe: Probe, generator: torch.Generator | None = None) -> 
         drawn = torch.randn(parameter.shape, dtype=parameter.dtype, device=parameter.device, generator=generator)
         own, given = _filters(probe, name, parameter.detach()), _filters(probe, name, drawn)
         axes = list(range(own[1], parameter.ndim))
-        lengths = [torch.linalg.vector_norm(view, dim=axes, keepdim=True) for view, _ in (own, given)]
-        given[0].mul_(lengths[0] / lengths[1].clamp_min(torch.finfo(drawn.dtype).tiny))  # a view: writes into `drawn`
+        scale = power_of_two(own[0])  # squares of large weights would overflow
+        lengths = [torch.linalg.vector_norm(view, dim=axes, keepdim=True) for view in (own[0] / scale, given[0])]
+        # A view: writes into `drawn`.
+        given[0].mul_(lengths[0] / lengths[1].clamp_min(torch.finfo(drawn.dtype).tiny)).mul_(scale)
         pieces.append(drawn)
     return flat(pieces, parameters, common_dtype(parameters))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..probe import Probe
+from ..probe import NotMeasurable, Probe
 from .density import SpectralDensity, spectral_density
 from .eigenvalues import Which, top_eigenvalues
 from .graphs import gauss_newton, hessian
@@ -53,4 +53,10 @@ def gauss_newton_top_eigenvalue(probe: Probe, *, tolerance: float = 1e-3, max_st
 
 def hessian_trace(probe: Probe, *, products: int = 99) -> float:
     """The trace of the Hessian, estimated by Hutch++."""
-    return hutch_plus_plus(hessian(probe), products=products, generator=probe.generator()).value
+    found = hutch_plus_plus(hessian(probe), products=products, generator=probe.generator())
+    if 0 < abs(found.value) <= found.rounding:
+        raise NotMeasurable(
+            f"the trace is {found.value:.2g}, and rounding makes it uncertain by {found.rounding:.2g}, because large "
+            "eigenvalues of both signs cancel in it: compute in float64, as with model.double()"
+        )
+    return found.value

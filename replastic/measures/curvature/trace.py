@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..range import power_of_two
 from .estimate import Estimate, mean_of
 from .lanczos import random_vector
 from .operators import SymmetricOperator, plainly
@@ -50,14 +51,19 @@ def _hutch_plus_plus(operator: SymmetricOperator, third: int, generator: torch.G
     rank = min(third, operator.size)
     # Gaussian: of a few signs, all may happen to be orthogonal to what is looked for.
     sketch = torch.stack([operator.product(random_vector(operator, generator)) for _ in range(rank)], dim=1)
-    basis = torch.linalg.qr(sketch).Q
-    within = torch.stack([_form(operator, basis[:, column].contiguous()) for column in range(rank)]).sum()
+    basis = torch.linalg.qr(sketch / power_of_two(sketch)).Q
+    within, lengths = torch.zeros(2, dtype=torch.float64, device=operator.device)
+    for column in range(rank):
+        vector = basis[:, column].contiguous()
+        image = operator.product(vector)
+        within += torch.dot(vector, image).double()
+        lengths += torch.linalg.vector_norm(image, dtype=torch.float64)  # the rounding of each term is in proportion
 
     def left(vector: Tensor) -> Tensor:
         return vector - basis @ (basis.mT @ vector)
 
     rest = mean_of(torch.stack([_form(operator, left(_signs(operator, generator))) for _ in range(third)]))
-    return Estimate(float(within) + rest.value, rest.error)
+    return Estimate(float(within) + rest.value, rest.error, torch.finfo(operator.dtype).eps * float(lengths))
 
 
 def _form(operator: SymmetricOperator, vector: Tensor) -> Tensor:
