@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from .listing import one_line
 from .measuring import Measuring
 from .method import Method
 from .methods import METHODS
@@ -47,6 +48,7 @@ from .streams.protocols import FROM_RUN, PROTOCOLS
 from .training import Training
 
 Table = Mapping[str, Any]
+_LONGEST = 255  # characters of a name; of an arm's a folder is named
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
         raise OptionError(f"{path} is no text in UTF-8: give the path of an experiment's TOML file") from problem
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
+    except (ValueError, RecursionError) as problem:  # also numbers of thousands of digits, and lists in each other
         raise OptionError(f"{path}: {problem}") from problem
     for change in changes:
         _change(table, change)
@@ -132,6 +134,7 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
     for key, kind in plain.items():
         if key in table:
             check_type(table[key], kind, key)
+    _check_name(table["name"], "name")
     seeds = table["seeds"]
     if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
         raise OptionError(f"seeds = {seeds!r}: give at least one, each once, 0 or more")
@@ -171,6 +174,7 @@ def _measures(given: Any) -> tuple[Measuring, ...]:
 def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     for name, given in table.items():
+        _check_name(name, "[arms] name")
         where = f"[arms.{name}]"
         arm = dict(_table(given, where))
         changed, grid = _table(arm.pop("training", {}), where + " training"), _table(arm.pop("grid", {}), where + " grid")
@@ -187,6 +191,7 @@ def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm
             if values and not tables:
                 raise OptionError(f"{where} grid: there is no method whose settings it could be of")
             full = f"{name}, {label}" if label else name
+            _check_name(full, f"{where} name with its point")
             if full in arms:
                 raise OptionError(f"[arms] has {full!r} twice: name arms and points of grids differently")
             made_of = [_method(entry, where, folder) for entry in chosen]
@@ -267,6 +272,16 @@ def made(kind: type[Any], table: Table, where: str) -> Any:
         raise OptionError(str(problem)) from problem
 
 
+def _check_name(name: str, where: str) -> None:
+    """Raise for a name that a folder could not have, or a terminal would not show."""
+    shown = one_line(name)
+    if len(name) > _LONGEST or shown != name:
+        short = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise OptionError(
+            f'{where} = "{short}" has {len(name):,} characters: give at most {_LONGEST}, and no control character'
+        )
+
+
 def _table(given: Any, where: str) -> Table:
     if not isinstance(given, Mapping):
         raise OptionError(f"{where} is {given!r}: make it a table")
@@ -281,7 +296,7 @@ def _change(table: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     try:
         named = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError as problem:
+    except (ValueError, RecursionError) as problem:
         raise OptionError(
             f'--set {change!r}: write it as section.key=value, as in training.batch=128 or arms."S&P".rate=0.5'
         ) from problem
@@ -289,7 +304,7 @@ def _change(table: dict[str, Any], change: str) -> None:
         raise OptionError(f"--set {change!r}: write it as section.key=value, as in training.batch=128")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()  # words need no quotes on a command line
     path = []
     while isinstance(named, dict):

@@ -1,8 +1,12 @@
-"""Names in a sentence: a few of them, however many there are."""
+"""Names in a sentence: a few of them, however many there are, and whatever letters they have."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+# Control characters, which terminals obey; those that reverse the direction of writing; and halves of characters.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def some(names: Iterable[str], between: str = ", ") -> str:
@@ -13,3 +17,17 @@ def some(names: Iterable[str], between: str = ", ") -> str:
     """
     names = [*names]
     return between.join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def visible(text: str) -> str:
+    r"""With an escape in the place of every character that would do something instead of being shown.
+
+    >>> visible("a\x1b[31mb\u202e")
+    'a\\x1b[31mb\\u202e'
+    """
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """The same, of tabs and new lines as well."""
+    return visible(text).replace("\t", "\\t").replace("\n", "\\n")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from replastic.listing import visible
 from replastic.report.items import Arm, Bar, Bars, Chapter, Chart, Contents, Line, Table
 from replastic.report.page import page
 
@@ -125,6 +126,7 @@ def test_names_stay_text_whatever_they_are(name: str) -> None:
     safe = Reader(page(small(), FILES))
     assert {tag for tag, _ in read.tags} == {tag for tag, _ in safe.tags}
     assert {key for _, attrs in read.tags for key in attrs} == {key for _, attrs in safe.tags for key in attrs}
+    name = visible(name)  # what would turn the figures behind it around is escaped
     assert read.data()[0]["frames"][0][0]["label"] == name
     assert ("title", name) in read.texts
     hints = [attrs.get("title") for tag, attrs in read.tags if tag == "button" and attrs.get("data-arm") == "0"]
@@ -132,7 +134,7 @@ def test_names_stay_text_whatever_they_are(name: str) -> None:
 
 
 def test_what_is_no_text_at_all_is_replaced() -> None:
-    assert "a?b" in page(Contents("a\udc80b", []), {}).encode().decode()
+    assert r"a\udc80b" in page(Contents("a\udc80b", []), {}).encode().decode()
 
 
 def test_nothing_is_loaded_and_nothing_else_may_run() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from ..listing import some
+from ..listing import one_line, some
 from ..options import OptionError
 from .command import Command
 from .console import as_typed, console, print_line, print_table, print_text
@@ -181,7 +181,7 @@ def _progress(*, quiet: bool = False) -> Iterator[Tell]:
         transient=True,
     ) as bar:
         task = bar.add_task("reading", total=None)
-        yield lambda done, of, name: bar.update(task, completed=done, total=of, description=name)
+        yield lambda done, of, name: bar.update(task, completed=done, total=of, description=one_line(name))
 
 
 def _heading(checkpoint: Checkpoint, bones: Skeleton) -> str:

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..listing import one_line, visible
+
 with_bars: list[Console] = []  # the one that progress bars are drawn on, while they are
 
 
@@ -36,7 +38,7 @@ class Handler(logging.Handler):
         try:
             worse = record.levelno >= logging.WARNING and not with_bars
             where = error_console() if worse else console()
-            where.print(Text(record.getMessage()), soft_wrap=True)
+            where.print(as_it_is(record.getMessage()), soft_wrap=True)
         except Exception:
             self.handleError(record)
 
@@ -51,20 +53,25 @@ def as_typed(text: str) -> str:
     return re.sub(r"where=(?:'([^']*)'|(\.\.\.))", lambda found: f"--where {found[1] or found[2]}", text)
 
 
+def as_it_is(text: str) -> Text:
+    """Nothing in it is markup, and what a terminal would obey is escaped: names come from others' files."""
+    return Text(visible(text))
+
+
 def print_line(text: str) -> None:
-    """As it is: nothing in it is markup, and nothing is wrapped, so that scripts can read it."""
-    console().print(Text(text), soft_wrap=True)
+    """Nothing is wrapped, so that scripts can read it."""
+    console().print(as_it_is(text), soft_wrap=True)
 
 
 def print_text(text: str) -> None:
     """A sentence or two, wrapped between words on a terminal."""
-    console().print(Text(text), soft_wrap=not console().is_terminal)
+    console().print(as_it_is(text), soft_wrap=not console().is_terminal)
 
 
 def warn_of(problems: Sequence[str]) -> int:
     """Say which records could not be read; returns the exit code."""
     for problem in problems:
-        error_console().print(Text(f"not read: {problem}"), soft_wrap=True)
+        error_console().print(as_it_is(f"not read: {problem}"), soft_wrap=True)
     return 1 if problems else 0
 
 
@@ -75,9 +82,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):
-        table.add_column(Text(name, style="bold"), justify="right" if number in right else "left", overflow="fold")
+        side = "right" if number in right else "left"
+        table.add_column(Text(one_line(name), style="bold"), justify=side, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(one_line(cell)) for cell in row))
     where = console()
     if where.is_terminal:
         where.print(table)

@@ -30,10 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as missing:
         sys.stderr.write(f"replastic: {_NEEDED} ({missing})\n")
         return 2
-    from rich.text import Text
-
     from ..options import OptionError
-    from .console import Handler, as_typed, console, error_console
+    from .console import Handler, as_it_is, as_typed, console, error_console
 
     command = _parsed(given)
     handler = Handler()
@@ -56,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = as_typed(str(problem))
         if isinstance(problem, PermissionError):
             said = f"{problem.filename} cannot be written, or read: give another folder"
-        error_console().print(Text(f"replastic {command.name}: {said}"), soft_wrap=True)  # as it is: ":x:" is no picture
+        error_console().print(as_it_is(f"replastic {command.name}: {said}"), soft_wrap=True)
         return 2
     finally:
         log.removeHandler(handler)

@@ -14,6 +14,7 @@ from typing import Any
 from rich import progress as bars
 from rich.table import Column
 
+from ..listing import one_line
 from ..live import LiveView
 from ..record.following import Followed, Following
 from .console import console, print_line, with_bars
@@ -169,7 +170,7 @@ class _Bars:
                 print_line(f"{run.name}: {run.status}{_figure(run, self.metric)}")
             elif not run.ended and (bar is not None or len(self._of) < _RUNS):
                 if bar is None:
-                    bar = self._of[id(run)] = self._bars.add_task(run.name, total=1.0, place="", figure="")
+                    bar = self._of[id(run)] = self._bars.add_task(one_line(run.name), total=1.0, place="", figure="")
                 at = _where(run, short=True)
                 self._bars.update(bar, completed=run.done, place=at, figure=_figure(run, self.metric).lstrip(", "))
 

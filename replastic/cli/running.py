@@ -189,5 +189,5 @@ def _option(text: str) -> tuple[str, Any]:
         raise OptionError(f"--engine {text!r}: write it as key=value, as in partition=gpu")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value.strip()  # words need no quotes on a command line

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
+from ..listing import visible
 from .colours import Style, style
 from .items import Arm, Bars, Chapter, Chart, Contents, Line, Table
 
@@ -67,7 +68,7 @@ def page(contents: Contents, files: Files) -> str:
         "</html>",
         "",
     ]
-    return "\n".join(lines).encode(errors="replace").decode()  # a folder's name may have what is no text
+    return "\n".join(lines)
 
 
 class _Inks:
@@ -217,7 +218,7 @@ class _Chapter:
         of = self._styles[number] if number >= 0 else styles[line.label]
         every = {int(n) for n in line.n}
         return {
-            "label": line.label,
+            "label": visible(line.label),
             "arm": number,
             "ink": self._inks.name(of),
             "dash": _dash(of),
@@ -234,7 +235,7 @@ class _Chapter:
             "label": bars.label,
             "bars": [
                 {
-                    "label": bar.arm,
+                    "label": visible(bar.arm),
                     "arm": number,
                     "ink": self._inks.name(self._styles[number] if number >= 0 else style(order)),
                     "value": _number(bar.value),
@@ -387,4 +388,4 @@ def _read(name: str) -> str:
 
 
 def _e(text: str) -> str:
-    return escape(text, quote=True)
+    return escape(visible(text), quote=True)
