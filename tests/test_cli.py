@@ -5,6 +5,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from replastic.cli import main
+from replastic.cli.catalogue import List
 from replastic.cli.commands import ALL
 from replastic.record import read
-from tests.test_sweep import BROKEN, NORMED, hears_ctrl_c, tiny, write_toml
+from tests.test_sweep import BROKEN, NORMED, hears_signals, tiny, write_toml
 
 COMMAND = [sys.executable, "-m", "replastic"]
 
@@ -36,7 +38,7 @@ def long_file(tmp_path: Path) -> str:
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*COMMAND, *arguments], env=environment, preexec_fn=hears_ctrl_c, **options)
+    return subprocess.Popen([*COMMAND, *arguments], env=environment, **{"preexec_fn": hears_signals, **options})
 
 
 def wait_for_rows(folder: Path, count: int) -> None:
@@ -136,13 +138,64 @@ def test_a_run_that_was_killed_goes_on_and_ends_as_one_that_was_not(long_file: s
     assert (folder / "rows.jsonl").read_bytes() == (tmp_path / "whole" / "FIRE" / "seed-1" / "rows.jsonl").read_bytes()
 
 
-def test_ctrl_c_exits_with_130_and_says_how_to_go_on(long_file: str, tmp_path: Path) -> None:
-    process = started("run", long_file, "-o", str(tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for_rows(next_folder(tmp_path / "out"), 5)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_run_with_its_exit_code_and_how_to_go_on(
+    how: signal.Signals, long_file: str, tmp_path: Path
+) -> None:
+    given = ["run", long_file, "-o", str(tmp_path / "out"), "--arm", "base"]
+    process = started(*given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    folder = next_folder(tmp_path / "out")
+    wait_for_rows(folder, 5)
+    process.send_signal(how)
     _, said = process.communicate()
-    assert process.returncode == 130
-    assert said.decode() == "stopped; the same command goes on\n"
+    assert (process.returncode, said.decode()) == (128 + how, "stopped; the same command goes on\n")
+    assert read(folder).status == "started"
+    if how == signal.SIGTERM:
+        assert started(*given, stdout=subprocess.DEVNULL).wait() == 0
+
+
+def test_a_terminal_that_is_closed_ends_a_run_as_sighup_does(long_file: str, tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    leader, follower = pty.openpty()
+    given = ["--set", "protocol.epochs=100000"]
+    process = started(
+        "run", long_file, "-o", str(tmp_path / "out"), *given,
+        stdin=follower, stdout=follower, stderr=follower, preexec_fn=lambda: (hears_signals(), os.login_tty(follower)),
+    )  # fmt: skip
+    os.close(follower)
+    wait_for_rows(next_folder(tmp_path / "out"), 3)
+    os.close(leader)
+    try:
+        assert process.wait(30) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+
+
+def test_a_signal_that_is_ignored_stays_ignored(long_file: str, tmp_path: Path) -> None:
+    given = ["run", long_file, "-o", str(tmp_path / "out"), "--arm", "base"]
+    process = started(*given, stdout=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    wait_for_rows(next_folder(tmp_path / "out"), 3)
+    process.send_signal(signal.SIGHUP)  # as under nohup
+    assert process.wait() == 0
+
+
+def test_whoever_calls_the_command_from_python_keeps_what_signals_do(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    seen = []
+    monkeypatch.setattr(List, "__call__", lambda self: seen.append(list(map(signal.getsignal, numbers))) or 0)
+    numbers, mine = (signal.SIGTERM, signal.SIGHUP), lambda *_: None
+    before = [signal.signal(signal.SIGTERM, signal.SIG_DFL), signal.signal(signal.SIGHUP, mine)]
+    try:
+        assert main(["list", "methods"]) == 0
+        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_DFL, mine]
+        thread = threading.Thread(target=main, args=(["list", "methods"],))  # where Python lets nobody set them
+        thread.start()
+        thread.join()
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert callable(seen[0][0])
+    assert seen[0][1] is mine
+    assert seen[1] == [signal.SIG_DFL, mine]
 
 
 def next_folder(out: Path) -> Path:

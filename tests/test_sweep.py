@@ -77,8 +77,10 @@ def test_every_engine_gives_the_rows_of_runs_in_one_process(on: str, options: di
     experiment = parse(tiny(**ALONE))
     in_this_process.run(experiment, tmp_path / "here", device="cpu")
     told: list[Outcome] = []
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     outcomes = sweep(experiment, tmp_path / "out", on=on, jobs=2, device="cpu", options=options, tell=told.append)
     assert statuses(outcomes) == {(arm, seed): "finished" for arm in ("base", "FIRE") for seed in (1, 2)}
+    assert signal.getsignal(signal.SIGTERM) == on_sigterm
     assert sorted(told, key=str) == sorted(outcomes, key=str)
     assert all(read_run(outcome.folder).rows for outcome in outcomes)
     assert rows_of(tmp_path / "out") == rows_of(tmp_path / "here")
@@ -116,9 +118,10 @@ def test_a_failing_run_is_reported_the_others_finish_and_retry_runs_it_again_and
     assert read_run(tmp_path / stuck.folder).rows == read_run(tmp_path / "whole" / stuck.folder).rows
 
 
-def hears_ctrl_c() -> None:
-    """In a new process: where tests run in the background of a shell, it would ignore the signal, as they do."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def hears_signals() -> None:
+    """In a new process: where tests run in the background of a shell, it would ignore signals, as they do."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 LONG = {"victim": {}, "other": {"training": {"learning_rate": 0.01}}}
@@ -158,28 +161,43 @@ def call_of(experiment: Experiment, arm: str, out: Path, seed: int = 1) -> Any:
     return Call(plain(experiment, arm), arm, seed, out=str(out))
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_their_sweep_and_leave_folders_to_go_on_with(how: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "jobs"),
+    [
+        (signal.SIGINT, 1),
+        (signal.SIGTERM, 1),
+        (signal.SIGTERM, 2),
+        (signal.SIGHUP, 1),
+        (signal.SIGHUP, 2),
+        (signal.SIGKILL, 1),
+    ],
+)
+def test_workers_end_with_their_sweep_and_leave_folders_to_go_on_with(
+    how: signal.Signals, jobs: int, tmp_path: Path
+) -> None:
     path = tmp_path / "e.toml"
     write_toml(path, tiny(LONG, epochs=100_000, seeds=[1], **ALONE))
-    command = [sys.executable, "-m", "replastic", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"]
-    arguments = ["--device", "cpu", "--engine", "threads=1"]
-    folder = tmp_path / "out" / "victim" / "seed-1"
+    command = [sys.executable, "-m", "replastic", "sweep", str(path), "--out", str(tmp_path / "out")]
+    arguments = ["--device", "cpu", "--engine", "threads=1", "--jobs", str(jobs)]
+    folders = [tmp_path / "out" / arm / "seed-1" for arm in ("victim", "other")][:jobs]
     with subprocess.Popen(
-        [*command, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hears_ctrl_c
+        [*command, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hears_signals
     ) as going:
         try:
-            wait_for(lambda: (folder / "rows.jsonl").exists() and len((folder / "rows.jsonl").read_bytes()) > 0)
-            worker = json.loads((folder / "lock").read_text())["pid"]
-            assert worker != going.pid
+            rows = [folder / "rows.jsonl" for folder in folders]
+            wait_for(lambda: all(path.exists() and path.stat().st_size > 0 for path in rows))
+            workers = {json.loads((folder / "lock").read_text())["pid"] for folder in folders}
+            assert len(workers - {going.pid}) == jobs
             os.kill(going.pid, how)
             _, said = going.communicate(timeout=30)
         finally:
             going.kill()  # its workers end with it: whatever fails here, nothing trains on for hours
-    assert (going.returncode, said) == ((130, "stopped; the same command goes on\n") if how == signal.SIGINT else (-9, ""))
-    wait_for(lambda: not alive(worker))
-    with Running(runs_of(read(path))[0], tmp_path / "out").record as record:
-        assert record.status == "started"
+    stopped = (128 + how, "stopped; the same command goes on\n")
+    assert (going.returncode, said) == ((-9, "") if how == signal.SIGKILL else stopped)
+    wait_for(lambda: not any(map(alive, workers)))
+    for run in runs_of(read(path))[:jobs]:
+        with Running(run, tmp_path / "out").record as record:
+            assert record.status == "started"
 
 
 def alive(pid: int) -> bool:

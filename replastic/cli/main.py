@@ -1,16 +1,18 @@
 """What is typed becomes a command, what goes wrong a sentence and an exit code.
 
-Exit codes: 0 all is well; 1 a run failed, diverged or was killed, or a record cannot be read; 2 the input is wrong; 130
-Ctrl-C; 141 nobody reads the output any more.
+Exit codes: 0 all is well; 1 a run failed, diverged or was killed, or a record cannot be read; 2 the input is wrong; 129, 130
+and 143 it was stopped by SIGHUP, Ctrl-C or SIGTERM; 141 nobody reads the output any more.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Union
 
 from .. import __version__
@@ -30,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as missing:
         sys.stderr.write(f"replastic: {_NEEDED} ({missing})\n")
         return 2
-    from ..options import OptionError
-    from .console import Handler, as_it_is, as_typed, console, error_console
+    from .console import Handler, console
 
     command = _parsed(given)
     handler = Handler()
@@ -40,13 +41,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = log.level
     log.setLevel(logging.INFO)
     try:
+        with _stopped_by_signals():
+            return _performed(command)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+        console().file.flush()
+
+
+def _performed(command: Any) -> int:
+    """The exit code of a command, and what went wrong as a sentence."""
+    from ..options import OptionError
+    from .console import as_it_is, as_typed, console, error_console
+
+    try:
         return command()
-    except KeyboardInterrupt:
-        error_console().print(command.when_stopped)
-        return 130
-    except BrokenPipeError:  # somebody has piped it into `head`, and Python would complain once more when it ends
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt as stopped:
+        try:
+            error_console().print(command.when_stopped)
+            console().file.flush()
+        except OSError:  # SIGHUP says that the terminal is gone
+            _print_no_more()
+        return 128 + (stopped.number if isinstance(stopped, _Stopped) else signal.SIGINT)
+    except BrokenPipeError:  # somebody has piped it into `head`
+        _print_no_more()
         return 141
     except (OptionError, ImportError, OSError, RuntimeError, ValueError) as problem:
         if command.traceback:
@@ -56,10 +74,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
             said = f"{problem.filename} cannot be written, or read: give another folder"
         error_console().print(as_it_is(f"replastic {command.name}: {said}"), soft_wrap=True)
         return 2
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal that ends a command as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is done here, unless somebody else has decided what they do, such as nohup."""
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    in_main = threading.current_thread() is threading.main_thread()
+    mine = [number for number in known if in_main and signal.getsignal(number) == signal.SIG_DFL]
+
+    def stop(number: int, frame: object) -> None:
+        for one in mine:  # they often come together, and one is enough
+            signal.signal(one, signal.SIG_IGN)
+        raise _Stopped(number)
+
+    for number in mine:
+        signal.signal(number, stop)
+    try:
+        yield
     finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
-        console().file.flush()
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _print_no_more() -> None:
+    """Python would complain once more when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parsed(arguments: Sequence[str]) -> Any:

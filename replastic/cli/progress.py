@@ -175,7 +175,8 @@ class _Bars:
                 self._bars.update(bar, completed=run.done, place=at, figure=_figure(run, self.metric).lstrip(", "))
 
     def end(self) -> None:
-        self._bars.stop()
+        with suppress(OSError):  # the terminal may be gone
+            self._bars.stop()
         with_bars.remove(self._bars.console)
 
 

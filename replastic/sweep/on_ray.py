@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +43,11 @@ class OnRay(Engine):
         if not self._ray.is_initialized():
             elsewhere = "RAY_ADDRESS" in os.environ
             own = {} if elsewhere else {"object_store_memory": _STORE, "include_dashboard": False}
+            on_sigterm = signal.getsignal(signal.SIGTERM)
             self._ray.init(address="auto" if elsewhere else "local", log_to_driver=False, logging_level="error", **own)
             self._started = True
+            if threading.current_thread() is threading.main_thread() and on_sigterm is not None:
+                signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place of the caller's
         self._check_room()
         return self
 
