@@ -36,9 +36,9 @@ def long_file(tmp_path: Path) -> str:
     return str(tmp_path / "long.toml")
 
 
-def started(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+def started(*arguments: str, preexec_fn: Callable[[], Any] = hears_signals, **options: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*COMMAND, *arguments], env=environment, **{"preexec_fn": hears_signals, **options})
+    return subprocess.Popen([*COMMAND, *arguments], env=environment, preexec_fn=preexec_fn, **options)
 
 
 def wait_for_rows(folder: Path, count: int) -> None:

@@ -28,9 +28,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_spectrum(value: Any) -> bool:
-    parts = [value.get(key) for key in ("nodes", "weights")] if isinstance(value, dict) else [None]
-    listed = all(isinstance(part, list) and all(type(item) is float for item in part) for part in parts)
-    return listed and len({*map(len, parts)}) == 1
+    parts = [value.get(key) for key in ("nodes", "weights")] if isinstance(value, dict) else []
+    lists = [part for part in parts if isinstance(part, list) and all(type(item) is float for item in part)]
+    return len(lists) == 2 and len(lists[0]) == len(lists[1])
 
 
 def _whole(most: int) -> _Is:
