@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,32 @@ def test_the_checkout_of_somebody_else_around_an_installed_package_is_not_ours(c
     assert module._commit() == {"commit": None, "dirty": None}
 
 
+def test_a_copy_without_history_has_the_commit_of_its_stamp_and_sees_what_was_changed_since(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = git(checkout, "rev-parse", "HEAD")
+    module.stamp()
+    copy = tmp_path / "copies/copy"
+    copy.mkdir(parents=True)
+    shutil.copytree(checkout, copy / "package")
+    shutil.copy(checkout.parent / module.STAMP, copy)
+    git(tmp_path / "copies", "init", "-q")  # a copy may lie in a checkout of something else
+    monkeypatch.setattr(module, "_PACKAGE", copy / "package")
+    assert module._commit() == {"commit": commit, "dirty": False}
+    (copy / "package/__init__.py").write_text("changed = True")
+    assert module._commit() == {"commit": commit, "dirty": True}
+    with pytest.raises(RuntimeError, match="not a git checkout"):
+        module.stamp()
+    for damaged in ("{", "{}", '{"commit": 3, "dirty": false, "sha256": ""}'):
+        (copy / module.STAMP).write_text(damaged)
+        assert module._commit() == {"commit": None, "dirty": None}
+    (checkout / "mine.py").write_text("")
+    monkeypatch.setattr(module, "_PACKAGE", checkout)
+    module.stamp()
+    assert json.loads((checkout.parent / module.STAMP).read_text())["dirty"] is True
+    assert module._commit()["dirty"] is True  # git is asked first, and the stamp is not part of the package
+
+
 def test_the_variables_of_a_git_hook_do_not_mislead_it(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = git(checkout, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", "/nowhere")
@@ -82,6 +109,7 @@ def test_the_variables_of_a_git_hook_do_not_mislead_it(checkout: Path, monkeypat
 
 def test_without_git_there_is_no_commit_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(module, "STAMP", "no-stamp")
     found = provenance()
     assert (found["commit"], found["dirty"]) == (None, None)
     assert found["torch"] == torch.__version__
@@ -92,6 +120,7 @@ def test_a_git_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         raise subprocess.TimeoutExpired("git", timeout)
 
     monkeypatch.setattr(subprocess, "run", hang)
+    monkeypatch.setattr(module, "STAMP", "no-stamp")
     assert module._commit() == {"commit": None, "dirty": None}
 
 

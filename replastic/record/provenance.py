@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import socket
@@ -11,7 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from .schema import STAMPED, parsed
+
 _PACKAGE = Path(__file__).resolve().parent.parent
+STAMP = ".replastic-commit"  # next to the package, in a copy of a checkout that has no history
 _PATIENCE = 5  # seconds for another program to answer, on a slow disk
 
 
@@ -63,14 +68,43 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def stamp() -> None:
+    """Write the commit next to the package, for copies of this checkout that are made without its history."""
+    found = _of_git()
+    if found is None:
+        raise RuntimeError(f"{_PACKAGE.parent} is not a git checkout of replastic: stamp the checkout, then copy it")
+    (_PACKAGE.parent / STAMP).write_text(f"{json.dumps({**found, 'sha256': _digest()})}\n")
+
+
+def _stamped() -> dict[str, Any]:
+    """What the stamp says. The package's files differ from the commit if they did then, or have changed since."""
+    try:
+        found = parsed((_PACKAGE.parent / STAMP).read_bytes(), STAMPED)
+    except (OSError, ValueError):
+        return {"commit": None, "dirty": None}
+    return {"commit": found["commit"], "dirty": found["dirty"] or found["sha256"] != _digest()}
+
+
+def _digest() -> str:
+    """Of the package's Python files and their names."""
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 def _commit() -> dict[str, Any]:
-    """The commit of the checkout that this package lies in, and whether its files differ from it.
+    return _of_git() or _stamped()
+
+
+def _of_git() -> dict[str, Any] | None:
+    """The commit of the checkout that this package lies in, and whether its files differ from it; None: it lies in none.
 
     Files that git does not know count inside the package only: results that were written into the checkout change nothing.
     """
     if _output("git", "ls-files", "--error-unmatch", "__init__.py") is None:
         # An installed package may lie in somebody else's checkout, in an environment that git ignores.
-        return {"commit": None, "dirty": None}
+        return None
     changed = _output("git", "status", "--porcelain", "--untracked-files=no")
     unknown = _output("git", "ls-files", "--others", "--exclude-standard", ".")
     dirty = None if changed is None or unknown is None else bool(changed or unknown)

@@ -45,6 +45,7 @@ _NUMBER = _Is("a number", _is_number)
 _FIGURE = _Is("a number or null", lambda value: value is None or _is_number(value))
 _SECONDS = _Is("a number of seconds", lambda value: _is_number(value) and 0 <= value < math.inf)
 _COUNT = _whole(_MOST)
+_FLAG = _Is("true or false", lambda value: type(value) is bool)
 _SPECTRUM = _Is("nodes and as many weights", _is_spectrum)
 
 # A dict is a table: keys that end in "?" may be missing, "*x" stands for all keys that end in x. [kind] is a list of such
@@ -79,6 +80,7 @@ RESUME = {"rows": _COUNT}
 NOTE = {"position": {"*": _COUNT}, "seconds": _SECONDS, "rows": MARK, "times": MARK}
 STATE = {"learner": {"steps": _COUNT, "task_number": _INTEGER, "seed": _INTEGER}, "random": {}}  # of a run's checkpoint
 LOCK = {"pid": _COUNT, "host": TEXT}
+STAMPED = {"commit": TEXT, "dirty": _FLAG, "sha256": TEXT}  # of a copy of a checkout
 SNAPSHOT = {
     "format": TEXT,
     "note": ANYTHING,
