@@ -16,6 +16,7 @@ import torch
 from .config import Experiment
 from .options import OptionError, nearest
 from .record import ENDINGS, RecordNotWritten, status_of
+from .record.packed import refuse_packed
 from .running import Running
 from .running_stacked import finish_stacked, fits_in_stack
 from .runs import RunSpec, first_tasks, runs_of
@@ -150,6 +151,7 @@ def checked_device(device: torch.device | str | None) -> torch.device:
 
 def check_out(out: str | Path) -> None:
     """Raise if runs cannot be kept there."""
+    refuse_packed(Path(out))
     for place in (Path(out), *Path(out).parents):
         if place.exists():
             if not place.is_dir():

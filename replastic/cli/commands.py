@@ -5,6 +5,7 @@ from .checkpoints import Fire, Inspect
 from .doctor import Doctor
 from .looking import Best, Compare, Report
 from .new_method import NewMethod
+from .packing import Pack, Unpack
 from .running import Run, Sweep
 
-ALL = (Run, Sweep, Report, Compare, Best, Inspect, Fire, List, Show, NewMethod, Doctor)
+ALL = (Run, Sweep, Report, Compare, Best, Pack, Unpack, Inspect, Fire, List, Show, NewMethod, Doctor)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class _Runs(Command):
     runs: Positional[Annotated[list[str], arg(metavar="RUNS")]]
-    """Folders that runs were written to."""
+    """Folders that runs were written to, or packed files of them."""
     metric: Annotated[str, arg(metavar="NAME")] = ""
     """What arms are compared by, as in test_accuracy; else what the experiment's file names."""
     baseline: Annotated[str, arg(metavar="ARM")] = ""
@@ -92,7 +92,7 @@ class Best(Command):
     name: ClassVar[str] = "best"
 
     out: Positional[Annotated[str, arg(metavar="DIR")]]
-    """Where runs were kept."""
+    """Where runs were kept, or a packed file of them."""
 
     def __call__(self) -> int:
         from ..report import best

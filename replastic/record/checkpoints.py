@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .packed import Packed
 from .schema import NOTE, check
 
 
@@ -31,10 +32,10 @@ def checkpoints_of(folder: Path) -> list[Path]:
     return sorted((path for path in found if re.fullmatch(r"\d{6,}", path.name)), key=lambda path: int(path.name))
 
 
-def load_checkpoint(folder: str | Path) -> tuple[dict[str, int], Any]:
+def load_checkpoint(folder: str | Path | Packed) -> tuple[dict[str, int], Any]:
     """Position and state of a run's last checkpoint, for others to start from."""
-    there = checkpoints_of(Path(folder))
+    there = checkpoints_of(Path(str(folder)))
     if not there:
-        raise FileNotFoundError(f"{folder} has no checkpoint: give a run that was saved")
+        raise FileNotFoundError(f"{folder} has no checkpoint: pass a run that was saved (packed files hold none)")
     state, note = load_newest(there)
     return note["position"], state

@@ -10,9 +10,17 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from .schema import Kind, parsed
+
+
+class Readable(Protocol):
+    """A path, or a place in a packed file."""
+
+    def exists(self) -> bool: ...
+    def is_file(self) -> bool: ...
+    def read_bytes(self) -> bytes: ...
 
 
 def part_of(path: Path) -> Path:
@@ -71,7 +79,7 @@ def write_whole(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def read_json(path: Path, kind: Kind) -> dict[str, Any]:
+def read_json(path: Readable, kind: Kind) -> dict[str, Any]:
     """What `write_json` wrote; ValueError if it is damaged, or is not of this kind, as in `schema`."""
     try:
         return parsed(read_bytes(path), kind)
@@ -81,7 +89,7 @@ def read_json(path: Path, kind: Kind) -> dict[str, Any]:
         ) from error
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Readable) -> bytes:
     """Of a file. A pipe would be waited for without end, and a device read without end."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a file: bring the file back from a copy, or delete the folder of the run")

@@ -26,6 +26,7 @@ from .checkpoints import checkpoints_of, load_newest
 from .files import clean, explained, leaves, plain, sync_folder, write_json
 from .lines import Log, Mark, check_lines
 from .lock import Lock
+from .packed import refuse_packed
 from .provenance import provenance
 from .reading import FORMAT, read_end, read_run
 from .schema import ENDINGS, NOTE, ROW, RUN, check, written
@@ -214,6 +215,7 @@ def status_of(folder: str | Path, *, config: Mapping[str, Any], seed: int, arm: 
 
 def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
     """Whether this run was started there; ValueError if something else is."""
+    refuse_packed(folder)
     if not (folder / "run.json").exists():
         ours = re.compile(r"lock|\..*\.part")  # a process that was killed before run.json was written leaves these
         others = sorted(path.name for path in folder.glob("*") if not ours.fullmatch(path.name))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .files import read_bytes
+from .files import Readable, read_bytes
 from .schema import ANYTHING, Kind, parsed
 
 
@@ -52,7 +52,7 @@ class Log:
         os.close(self._file)
 
 
-def check_lines(path: Path, data: bytes, noted: Mapping[str, Any], by: str) -> Mark:
+def check_lines(path: Readable, data: bytes, noted: Mapping[str, Any], by: str) -> Mark:
     """Where the log ended when `by` was written; ValueError unless everything before is as it was."""
     kept = data[: noted["bytes"]]
     digest = hashlib.sha256(kept)
@@ -68,7 +68,7 @@ def check_lines(path: Path, data: bytes, noted: Mapping[str, Any], by: str) -> M
     raise ValueError(f"{path} is damaged: one of the lines 1 to {noted['lines']} has changed; {says}")
 
 
-def lines_of(path: Path, data: bytes, kind: Kind) -> list[Any]:
+def lines_of(path: Readable, data: bytes, kind: Kind) -> list[Any]:
     """Whole lines as what they say; ValueError for one that is damaged, or not of this kind, as in `schema`."""
     rows = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
@@ -82,7 +82,7 @@ def lines_of(path: Path, data: bytes, kind: Kind) -> list[Any]:
     return rows
 
 
-def read_lines(path: Path, kind: Kind, noted: Mapping[str, Any] | None) -> list[Any]:
+def read_lines(path: Readable, kind: Kind, noted: Mapping[str, Any] | None) -> list[Any]:
     """What a log says, up to where `noted` says it ends, or to its last whole line."""
     data = read_bytes(path) if path.exists() else b""
     end = data.rfind(b"\n") + 1 if noted is None else check_lines(path, data, noted, "end.json").size

@@ -42,6 +42,17 @@ if hasattr(os, "register_at_fork"):  # a data loader's forked workers would hold
     os.register_at_fork(after_in_child=lambda: [lock.release() for lock in list(_LOCKS)])
 
 
+def check_free(path: Path) -> None:
+    """RuntimeError if a process writes to the folder of this lock. The lock is neither changed nor kept."""
+    import fcntl
+
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(_held_by(path)) from None
+
+
 def _held_by(path: Path) -> str:
     holder: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # between taking the lock and writing who has it lies a moment

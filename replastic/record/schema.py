@@ -81,6 +81,8 @@ NOTE = {"position": {"*": _COUNT}, "seconds": _SECONDS, "rows": MARK, "times": M
 STATE = {"learner": {"steps": _COUNT, "task_number": _INTEGER, "seed": _INTEGER}, "random": {}}  # of a run's checkpoint
 LOCK = {"pid": _COUNT, "host": TEXT}
 STAMPED = {"commit": TEXT, "dirty": _FLAG, "sha256": TEXT}  # of a copy of a checkout
+PACK = {"format": TEXT, "files": _COUNT}  # the first line of a packed file, then one of these for each file in it
+PACKED_FILE = {"path": TEXT, "text": TEXT}
 SNAPSHOT = {
     "format": TEXT,
     "note": ANYTHING,

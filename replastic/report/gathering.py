@@ -1,4 +1,4 @@
-"""Runs that belong together, from the folders that they were written to."""
+"""Runs that belong together, from the folders that they were written to, or from packed files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..options import OptionError, nearest
-from ..record import Run, find_runs, read
+from ..record import Packed, Run, find_runs, read
 from .ends import task_ends
 
 
@@ -32,12 +32,12 @@ class Study:
 def gather(
     folders: Iterable[str | Path], *, metric: str | None = None, baseline: str | None = None
 ) -> tuple[list[Study], list[str]]:
-    """Every experiment that has runs at or below these folders, and what could not be read.
+    """Every experiment that has runs at or below these folders or in these packed files, and what could not be read.
 
     metric: the figure that arms are compared by, instead of the one that the experiment's file names.
     baseline: the arm that others are compared with; else the first in which no method acts.
     """
-    runs, problems = dict[Path, Run](), list[str]()
+    runs, problems = dict[Path | Packed, Run](), list[str]()
     folders = list(folders)
     for path in dict.fromkeys(path for folder in folders for path in find_runs(folder)):
         try:
@@ -51,7 +51,7 @@ def gather(
     studies = {name: left for name, several in studies.items() if (left := _with(metrics[name], several, problems))}
     if not studies:
         given = ", ".join(map(str, folders))
-        reason = f": {problems[0]}" if problems else " (no run.json below it): give a folder that `replastic run` wrote to"
+        reason = f": {problems[0]}" if problems else " (no run.json below it): pass what `replastic run` or `pack` wrote"
         raise OptionError(f"{given} has no runs{reason}")
     known = {run.arm for several in studies.values() for run in several if not run.is_first_task}
     if baseline is not None and baseline not in known:
@@ -63,7 +63,7 @@ def gather(
     return [study for study in found if study.arms], problems
 
 
-def read_trained(folder: Path) -> Run:
+def read_trained(folder: Path | Packed) -> Run:
     """A run whose rows say where they stand; ValueError for what another program wrote."""
     run = read(folder)
     for number, row in enumerate(run.rows, 1):

@@ -1,0 +1,53 @@
+"""`replastic pack` and `unpack`: a folder of runs as one file, and back. None of them needs torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from tyro.conf import Positional, arg
+
+from .command import Command
+from .console import print_line
+
+
+@dataclass(kw_only=True)
+class Pack(Command):
+    """Make one file of a folder of runs; compare, report and best read it as it is."""
+
+    name: ClassVar[str] = "pack"
+
+    folder: Positional[Annotated[str, arg(metavar="DIR")]]
+    """Where runs were kept. It is not changed."""
+    out: Annotated[str, arg(metavar="FILE.jsonl.gz", aliases=["-o"])]
+    """The file to write, which must be new. Checkpoints are left out."""
+
+    def __call__(self) -> int:
+        from ..record import find_runs, pack
+
+        left_out = pack(self.folder, self.out)
+        size = Path(self.out).stat().st_size
+        print_line(f"{self.out} holds {len(find_runs(self.out))} runs in {size:,} bytes, and was read back.")
+        if left_out:
+            print_line(f"Left out: the checkpoints of {len(left_out)} runs. Without them runs cannot be resumed.")
+        return 0
+
+
+@dataclass(kw_only=True)
+class Unpack(Command):
+    """Write the folder back that a packed file was made of, byte for byte."""
+
+    name: ClassVar[str] = "unpack"
+
+    file: Positional[Annotated[str, arg(metavar="FILE.jsonl.gz")]]
+    """What `replastic pack` wrote. It is not changed."""
+    out: Annotated[str, arg(metavar="DIR", aliases=["-o"])]
+    """The folder to write, which must be new or empty."""
+
+    def __call__(self) -> int:
+        from ..record import find_runs, unpack
+
+        unpack(self.file, self.out)
+        print_line(f"{self.out} holds {len(find_runs(self.out))} runs.")
+        return 0
