@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from result_lines import ITERATIONS, RECORDS, chosen_arms
+from result_lines import ITERATIONS, chosen_arms, packed
 from result_lines_over_tasks import shares_and_ends
 
 from replastic.report import Study, gather
@@ -104,7 +104,7 @@ FIGURES: dict[str, OverTime | Spectra | Scatter] = {
 def figure(name: str) -> bytes:
     """One picture, as the report draws it."""
     wanted = FIGURES[name]
-    studies = [gather([RECORDS / one])[0][0] for one in wanted.records]
+    studies = [gather([packed(one)])[0][0] for one in wanted.records]
     only = wanted.arms if isinstance(wanted, OverTime) else ()
     found = [(arm, runs) for study in studies for arm, runs in study.arms.items() if not only or arm in only]
     arms = dict(found)

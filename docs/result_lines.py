@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import sqrt
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from replastic.record import Run, find_runs, read
+from replastic.record.packed import SUFFIX
 from replastic.report import best, gather
 from replastic.report.best import best_points
 from replastic.report.curves import of_row, points_of
@@ -74,14 +76,20 @@ def short(table: Table) -> list[str]:
 
 def outcomes(table: Table) -> dict[str, Summary]:
     """Every arm's end, by its name."""
-    ((study,), problems) = gather([RECORDS / table.records], metric=table.metric)
+    ((study,), problems) = gather([packed(table.records)], metric=table.metric)
     assert not problems, problems
     return {one.arm: one for one in summarise(study)}
 
 
+@cache
 def runs_in(records: str) -> list[Run]:
-    """All of a folder's runs."""
-    return [read(folder) for folder in find_runs(RECORDS / records)]
+    """All runs of an experiment."""
+    return [read(run) for run in find_runs(packed(records))]
+
+
+def packed(records: str) -> Path:
+    """The file that has an experiment's records."""
+    return RECORDS / f"{records}{SUFFIX}"
 
 
 def arms_in(*records: str, stopped: bool = False) -> dict[str, list[Run]]:
@@ -264,7 +272,7 @@ def train_accuracy(records: str) -> list[str]:
 
 def settings(records: str) -> list[str]:
     """The points that were tried for arms without published settings."""
-    chosen = {one.arm for one in best(RECORDS / records).values()}
+    chosen = {one.arm for one in best(packed(records)).values()}
     rows = ["| | validation | test |", "|---|---|---|"]
     for run in runs_in(records):
         if not run.config.get("grid"):
@@ -280,7 +288,7 @@ def chosen(records: str, *, all_tasks: bool = False) -> list[str]:
 
     all_tasks: also how all tasks ended, and with how many seeds better than those of plain training.
     """
-    points, arms = {one.arm: (name, one.point) for name, one in best(RECORDS / records).items()}, chosen_arms(records)
+    points, arms = {one.arm: (name, one.point) for name, one in best(packed(records)).items()}, chosen_arms(records)
     more = ["all tasks", "above vanilla there"] if all_tasks else []
     names = ["arm", "chosen of the grid", "the last task" if all_tasks else "here", "n", "± over seeds", *more]
     rows = head(names)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import correlation, mean, median, stdev
 
 import torch
-from result_lines import RECORDS, arms_in, as_row, ends_of_tasks, head, late, runs_in
+from result_lines import arms_in, as_row, ends_of_tasks, head, late, packed, runs_in
 
 from replastic.measures.curvature import SpectralDensity
 from replastic.record import Run
+from replastic.record.packed import files_in
 from replastic.report.curves import Moment, points_of
 
 
@@ -293,7 +294,7 @@ def curvature_and_gain(
 
 def alarm(records: str) -> list[str]:
     """FIRE told of boundaries, and told of none: accuracy at the ends of tasks."""
-    alarms = json.loads((RECORDS / records / "alarms.json").read_text())
+    alarms = json.loads(files_in(packed(records))["alarms.json"])
     rows = ["| | the last two tasks | ± over seeds | n | all tasks | the worst task | resets |", "|---" * 7 + "|"]
     found = {
         arm: [[*ends_of_tasks(run, "train_accuracy").values()] for run in runs] for arm, runs in arms_in(records).items()
@@ -313,7 +314,7 @@ def moments_of_alarms(records: str) -> list[str]:
     (length,) = {
         run.rows[-1]["step"] // (run.rows[-1]["task"] + 1) for run in runs_in(records) if run.arm == "FIRE on alarm"
     }
-    alarms = json.loads((RECORDS / records / "alarms.json").read_text())["FIRE on alarm"].values()
+    alarms = json.loads(files_in(packed(records))["alarms.json"])["FIRE on alarm"].values()
     within = Counter(step % length for steps in alarms for step in steps)
     ((moment, often),) = within.most_common(1)
     return [f"{often} of {within.total()} alarms came {moment} steps into a task."]

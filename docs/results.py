@@ -1,4 +1,4 @@
-"""Write the tables and figures of the pages of results, and those of README and docs/reproduce.md, from committed records.
+"""Write what pages take from committed records: tables and figures of results, README, reproduce.md, the list of records.
 
 python docs/results.py
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 from result_differences import against, against_vanilla, differences
 from result_figures import FIGURES, figure
 from result_lines import (
-    RECORDS,
     Table,
     after_the_reset,
     arms_in,
@@ -28,6 +27,7 @@ from result_lines import (
     ends_of_tasks,
     iterations,
     lines,
+    packed,
     renamed,
     settings,
     short,
@@ -49,7 +49,7 @@ from result_lines_over_tasks import (
     over_tasks,
     repeated,
 )
-from result_times import at_full_size, times
+from result_times import at_full_size, listed_records, times
 
 from replastic.record import Run
 from replastic.report import best
@@ -57,7 +57,10 @@ from replastic.report.best import best_points
 from replastic.report.summary import summary_lines
 
 ROOT = Path(__file__).parent.parent
-PAGES = (*sorted((ROOT / "docs").glob("results-*.md")), ROOT / "docs/reproduce.md", ROOT / "README.md")
+PAGES = (
+    *sorted((ROOT / "docs").glob("results-*.md")),
+    *(ROOT / page for page in ("docs/reproduce.md", "README.md", "experiments/results/README.md")),
+)
 ASSETS = ROOT / "docs/assets"
 
 
@@ -293,7 +296,7 @@ def of_swr_tables() -> dict[str, list[str]]:
 def of_swr_figures() -> dict[str, list[str]]:
     """What that page has on figures 1, 2 and 5."""
     blocks = {f"swr-figure-2-{name}": chosen(f"swr-figure-2-{name}") for name in ("mnist", "cifar10", "cifar100")}
-    points = {grid: one.arm for grid, one in best(RECORDS / "swr-figure-2-mnist").items()}
+    points = {grid: one.arm for grid, one in best(packed("swr-figure-2-mnist")).items()}
     blocks["swr-figure-2-against"] = against(
         ends(Table("swr-figure-2-mnist", {})),
         points["SWR"],
@@ -339,9 +342,10 @@ def of_swr_chunks() -> dict[str, list[str]]:
 def of_all() -> dict[str, list[str]]:
     """What is of no paper's page."""
     return {
+        "records": listed_records(),
         "times": times(),
         "at-full-size": at_full_size(),
-        "quick": ["```text", *summary_lines(RECORDS / "quick")[0], "```"],
+        "quick": ["```text", *summary_lines(packed("quick"))[0], "```"],
     }
 
 

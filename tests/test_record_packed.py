@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import torch
 from replastic.cli import main
 from replastic.config import parse
 from replastic.record import Packed, Record, find_runs, load_checkpoint, pack, read, status_of, unpack
-from replastic.report import best
+from replastic.report import best, report
+from replastic.report.summary import summary_lines
 from tests.test_record import CONFIG, contents, opened, stopped
 from tests.test_sweep import GRID, tiny, write_runs
+
+QUICK = Path(__file__).parent.parent / "experiments/results/quick.jsonl.gz"
 
 
 def rows_of(run: Any) -> list[dict[str, Any]]:
@@ -108,6 +112,26 @@ def test_packed_files_are_found_next_to_folders(folder: Path, tmp_path: Path) ->
     found = find_runs(tmp_path / "all")
     assert len(found) == 9
     assert [run.parts[len(tmp_path.parts) + 1] for run in found] == ["a", *["b.jsonl.gz"] * 4, *["c"] * 4]
+
+
+def same_but_for_the_place(out: Path, place: str) -> dict[str, bytes]:
+    made = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d UTC")
+    return {name: made.sub(b"", data.replace(place.encode(), b"")) for name, data in contents(out).items()}
+
+
+def test_compare_and_report_make_the_same_of_both(tmp_path: Path, capsys: Any) -> None:
+    unpack(QUICK, tmp_path / "quick")
+    made = []
+    for place, prefix in ((QUICK, f"{QUICK}: "), (tmp_path / "quick", f"{tmp_path / 'quick'}/")):
+        assert main(["compare", str(place)]) == 0
+        page = report(place, tmp_path / f"page-{len(made)}")
+        written = same_but_for_the_place(page.page.parent, prefix)
+        made.append((capsys.readouterr(), summary_lines(place), page.says, page.problems, written))
+    assert made[0] == made[1]
+    said, _, _, problems, files = made[0]
+    assert "FIRE, exact" in said.out
+    assert (said.err, problems) == ("", [])
+    assert {"index.html", "tables/runs.csv"} <= files.keys()
 
 
 def test_best_finds_the_same_in_both(tmp_path: Path) -> None:
