@@ -154,19 +154,22 @@ def test_a_source_that_must_not_be_written_may_be_read(tmp_path: Path, in_place:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_links_into_a_cache_are_followed_and_what_they_point_to_stays(tmp_path: Path, kind: str, in_place: bool) -> None:
-    (tmp_path / "cache").mkdir()
-    real = KINDS[kind](tmp_path / "cache")
-    before = contents(tmp_path / "cache")
-    (tmp_path / "snapshot").mkdir()
+    cache = tmp_path / "cache" / "models--some--model"
+    cache.mkdir(parents=True)
+    real = KINDS[kind](cache)
     if real.is_dir():
-        path = tmp_path / "snapshot"
+        real = real.rename(cache / "blobs")
+    before = contents(cache)
+    path = cache / "snapshots" / "0123"
+    path.mkdir(parents=True)
+    if real.is_dir():
         for file in real.iterdir():
             (path / file.name).symlink_to(os.path.relpath(file, path))
     else:
-        path = tmp_path / "snapshot" / "a.pt"
+        path /= "a.pt"
         path.symlink_to(real)
     fired = fire(path, None if in_place else tmp_path / f"out{path.suffix}", in_place=in_place)
-    assert contents(tmp_path / "cache") == before
+    assert {name: held for name, held in contents(cache).items() if not name.startswith("snapshots")} == before
     found, old = values(fired.out or path), values(real)
     assert not same(found["0.weight"], old["0.weight"])
     assert same(found["0.bias"], old["0.bias"])

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..record.files import part_of, sync_folder
+from .links import check_links
 from .opened import Checkpoint
 
 
@@ -17,6 +18,7 @@ def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool,
     path = checkpoint.path
     if out is not None and in_place:
         raise ValueError(f"out={str(out)!r} and in_place: give one of them")
+    check_links(checkpoint.files if in_place else (*checkpoint.files, *checkpoint.along), checkpoint.path)
     if in_place:
         _check_room(checkpoint.files, checkpoint.files[0])
     if in_place or (dry_run and out is None):
@@ -26,7 +28,8 @@ def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool,
     target = Path(out)
     if os.path.lexists(target):
         inside = f"; did you mean {target / path.name}?" if target.is_dir() and not checkpoint.folder else ""
-        same = " To replace the file itself, say in_place=True, or --in-place." if target.resolve() == path.resolve() else ""
+        itself = os.path.realpath(target) == os.path.realpath(path)
+        same = " To replace the file itself, say in_place=True, or --in-place." if itself else ""
         raise FileExistsError(f"{target} is there already, and is not written over{inside or ': give another name.'}{same}")
     if not checkpoint.folder and target.suffix != path.suffix:
         raise ValueError(f"{target}: the format stays that of {path.name}: end it in {path.suffix or 'nothing'}")

@@ -70,7 +70,8 @@ def fire(
     Format, dtypes, shards, metadata and all other tensors stay bit for bit. The copy appears whole or not at all. One weight
     is in memory at a time.
 
-    path: a file or folder, as for `open_checkpoint`. Of a folder, the files in it come along; folders in it do not.
+    path: a file or folder, as for `open_checkpoint`. Of a folder, the files in it come along; folders in it do not, and
+        links that lead out of it are an error.
     out: a file, or for a folder or an index a folder; must not exist.
     in_place: replace `path` itself, instead of `out`. Files are replaced once all are written.
     where, method, steps, coefficients: as of `fire_`; names are the file's.

@@ -11,6 +11,7 @@ from typing import Any
 from ..listing import some
 from ..states import plain
 from . import safetensors_file
+from .links import lost
 from .stored import CheckpointError, Stored, printable
 from .torch_file import Contents, is_average, read_archive, read_legacy
 from .zipped import Member
@@ -28,7 +29,7 @@ class Checkpoint:
 
     folder: whether it is one, or an index with shards, and so is written as one.
     files: that hold its tensors.
-    along: files that belong to it and hold none: an index, and in a folder everything that lies beside.
+    along: files that belong to it and hold none: an index, and of a folder everything else in it, also links to nowhere.
     averages: names of tensors that are means of weights over training.
     beside: what else is in its files, in words.
     checksums: members of archives, by file, whose checksums depend on their content; inner ones first.
@@ -52,6 +53,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.is_dir():
         return _open_folder(path)
     if not path.exists():
+        if path.is_symlink():
+            raise FileNotFoundError(f"{lost(path)}: put back what it points to, or give a checkpoint itself")
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = get_close_matches(path.name, beside, n=1)
         hint = f"did you mean {path.parent / near[0]}?" if near else "give a checkpoint, or the folder of one"
@@ -65,7 +68,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    files = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    files = [entry for entry in entries if entry.is_file()]
+    nowhere = [entry for entry in entries if entry.is_symlink() and not entry.exists()]
     indices = [file for file in files if file.name.endswith(_INDEX)]
     named = set().union(*(_shard_names(index).values() for index in indices)) if indices else set()
     weights = [file for file in files if file.suffix in _WEIGHTS and file.name not in named and _is_model(file)]
@@ -76,9 +81,10 @@ def _open_folder(folder: Path) -> Checkpoint:
             entry.name for entry in sorted(folder.iterdir()) if entry.is_dir() and any(map(_is_weights, entry.iterdir()))
         ]
         hint = f"; or give one of its folders: {', '.join(inside[:5])}" if inside else ""
+        hint += "".join(f"; {lost(link)}" for link in nowhere[:1])
         raise CheckpointError(f"{folder} holds {found}: give the one file that is meant{hint}")
     [chosen] = candidates
-    beside = tuple(file for file in files if file != chosen and file.name not in named)
+    beside = tuple(file for file in (*files, *nowhere) if file != chosen and file.name not in named)
     if chosen in indices:
         return _open_sharded(chosen, beside, folder)
     return _checkpoint(folder, [(chosen, _read_file(chosen))], beside)
