@@ -2,21 +2,30 @@
 
     python benchmarks/checkpoint.py --size 1b --device cpu       # minutes on two cores
     python benchmarks/checkpoint.py --size 7b --device cuda      # writes 13.5 GB, twice
-    python benchmarks/checkpoint.py --write-docs                 # the table in docs/performance.md, from committed records
+    python benchmarks/checkpoint.py --size 0.4b --steps 1 --parts 5    # where the time of `replastic fire` goes, five times
+    python benchmarks/checkpoint.py --write-docs                 # the tables in docs/performance.md, from committed records
 
 The checkpoint has the names, shapes and shards of a Llama in bfloat16, and random numbers. Every arm is a process of its
 own, and its memory is the most that it ever held, less what it held after importing torch and replastic.
+
+With `--parts`, functions of the package are wrapped in timers. A part's time is what is spent in its functions and in no
+function of another part that they call; on a GPU a part ends when the GPU has finished. A plain copy of the files is
+timed in the same process, before and after.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +34,7 @@ PAGE = ROOT / "docs/performance.md"
 RESULTS = ROOT / "benchmarks/results"
 SIZES = {  # hidden, intermediate, layers, vocabulary
     "tiny": (64, 160, 2, 100),
+    "0.4b": (1536, 4096, 12, 32000),
     "1b": (2048, 5504, 16, 32000),
     "7b": (4096, 11008, 32, 32000),
 }
@@ -35,6 +45,27 @@ ARMS = {
     "exact": "`replastic fire --method exact`",
     "loaded": "the same by loading every shard whole, firing, saving",
     "inspect": "`replastic inspect`",
+}
+REST = "the rest"
+# A part of `replastic fire`, and the functions that it is spent in: a module or class, and names of which the first that is
+# there is taken.
+PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "open the files, and find the layers": (
+        ("replastic.checkpoint.firing", ("open_checkpoint",)),
+        ("replastic.checkpoint.firing", ("skeleton",)),
+    ),
+    "read everything, and search it for NaN": (("replastic.checkpoint.firing", ("faults_of", "not_finite")),),
+    "copy the files": (("shutil", ("copy",)),),
+    "read the weights": (("replastic.checkpoint.stored:Stored", ("read",)),),
+    "to the device and back": (("replastic.checkpoint.firing", ("_project",)),),
+    "project": (
+        ("replastic.checkpoint.firing", ("project_",)),
+        ("replastic.projection:Account", ("figures",)),
+    ),
+    "write the weights, and wait for the disk": (
+        ("replastic.checkpoint.stored:Stored", ("write",)),
+        ("os", ("fsync",)),
+    ),
 }
 
 
@@ -89,6 +120,78 @@ def run_arm(arm: str, path: Path, out: Path, device: str, steps: int) -> dict[st
     return {"seconds": seconds, "bytes": most - before, "total": most}
 
 
+class Timers:
+    """Seconds by part, while wrapped functions run. The clock of one part stands while another runs within it."""
+
+    def __init__(self, synchronise: Callable[[], object]) -> None:
+        self.seconds = dict.fromkeys((*PARTS, REST), 0.0)
+        self.synchronise = synchronise
+        self.running = [REST]
+        self.since = time.perf_counter()
+
+    def lap(self) -> None:
+        """Book what has passed on the part that runs."""
+        self.synchronise()
+        now = time.perf_counter()
+        self.seconds[self.running[-1]] += now - self.since
+        self.since = now
+
+    def wrap(self, owner: Any, name: str, part: str) -> None:
+        real = getattr(owner, name)
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            self.lap()
+            self.running.append(part)
+            try:
+                return real(*arguments, **options)
+            finally:
+                self.lap()
+                self.running.pop()
+
+        setattr(owner, name, timed)
+
+
+def wrapped() -> Iterator[tuple[str, Any, str]]:
+    """Every function of `PARTS`: its part, and what holds it by what name."""
+    for part, places in PARTS.items():
+        for place, names in places:
+            module, _, held = place.partition(":")
+            owner: Any = importlib.import_module(module)
+            owner = getattr(owner, held) if held else owner
+            there = [name for name in names if hasattr(owner, name)]
+            if not there:
+                raise AttributeError(f"{place} has none of {names}: write in PARTS what it is called now")
+            yield part, owner, there[0]
+
+
+def run_parts(path: Path, out: Path, device: str, steps: int) -> dict[str, float]:
+    """In a process of its own: seconds of `fire` by part, and of a copy of the files."""
+    import torch
+
+    import replastic as rp
+
+    fire = rp.checkpoint.fire
+    torch.zeros(1, device=device)
+    copies = [_seconds_of_a_copy(path, out.with_name("before"))]
+    timers = Timers(torch.cuda.synchronize if device.startswith("cuda") else lambda: None)
+    for part, owner, name in wrapped():
+        timers.wrap(owner, name, part)
+    timers.lap()
+    timers.seconds[REST] = 0.0
+    fire(path, out, device=device, steps=steps)
+    timers.lap()
+    copies.append(_seconds_of_a_copy(path, out.with_name("after")))
+    return {**timers.seconds, "whole": sum(timers.seconds.values()), "copy": statistics.mean(copies)}
+
+
+def _seconds_of_a_copy(path: Path, out: Path) -> float:
+    start = time.perf_counter()
+    shutil.copytree(path, out, copy_function=shutil.copyfile)
+    seconds = time.perf_counter() - start
+    shutil.rmtree(out)
+    return seconds
+
+
 def _held(what: str) -> int:
     """VmRSS: now; VmHWM: at most. Not getrusage, whose maximum may be that of the process that started this one."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -114,33 +217,12 @@ def _by_loading(path: Path, out: Path, device: str, steps: int) -> None:
 
 
 def measured(size: str, device: str, steps: int, arms: list[str], folder: str | None) -> dict[str, Any]:
-    from replastic.record.provenance import provenance
-
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        path = Path(work) / "model"
-        subprocess.run([sys.executable, __file__, "--child", "write", str(path), "", "--size", size], check=True)
-        total = sum(file.stat().st_size for file in path.iterdir())
+        path, total = _written(Path(work), size)
         for arm in arms:
-            out = Path(work) / arm
-            command = [
-                sys.executable,
-                __file__,
-                "--child",
-                arm,
-                str(path),
-                str(out),
-                "--device",
-                device,
-                "--steps",
-                str(steps),
-            ]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            figures[arm] = json.loads(done.stdout.splitlines()[-1])
+            figures[arm] = _child(arm, path, Path(work) / arm, device, steps)
             print(f"{arm:8} {figures[arm]['seconds']:8.1f} s {figures[arm]['bytes'] / 2**30:8.2f} GiB", flush=True)
-            shutil.rmtree(out, ignore_errors=True)
-    made = provenance()
-    kept = {key: made[key] for key in ("cpu", "cpus", "gpu", "python", "torch") if key in made}
     largest = max(SIZES[size][1], SIZES[size][3]) * SIZES[size][0] * 2
     return {
         "size": size,
@@ -148,13 +230,59 @@ def measured(size: str, device: str, steps: int, arms: list[str], folder: str | 
         "steps": steps,
         "file": total,
         "largest": largest,
-        "hardware": kept,
+        "hardware": _hardware(),
         "arms": figures,
     }
 
 
+def measured_parts(size: str, device: str, steps: int, runs: int, folder: str | None) -> dict[str, Any]:
+    made, loads = [], []
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        path, total = _written(Path(work), size)
+        for number in range(runs):
+            loads.append([round(load, 2) for load in os.getloadavg()])
+            made.append(_child("parts", path, Path(work) / "parts", device, steps))
+            print(f"{number + 1} of {runs}: {made[-1]['whole']:.1f} s", flush=True)
+    return {
+        "command": f"python benchmarks/checkpoint.py --size {size} --device {device} --steps {steps} --parts {runs}",
+        "size": size,
+        "device": device,
+        "steps": steps,
+        "file": total,
+        "hardware": _hardware(),
+        "loads": loads,  # of the machine over 1, 5 and 15 minutes, as each run begins
+        "runs": made,
+    }
+
+
+def _written(work: Path, size: str) -> tuple[Path, int]:
+    """Where the checkpoint is, and its bytes."""
+    path = work / "model"
+    subprocess.run([sys.executable, __file__, "--child", "write", str(path), "", "--size", size], check=True)
+    return path, sum(file.stat().st_size for file in path.iterdir())
+
+
+def _child(arm: str, path: Path, out: Path, device: str, steps: int) -> dict[str, Any]:
+    """What a process of its own measures."""
+    command = [sys.executable, __file__, "--child", arm, str(path), str(out), "--device", device, "--steps", str(steps)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    shutil.rmtree(out, ignore_errors=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _hardware() -> dict[str, Any]:
+    from replastic.record.provenance import provenance
+
+    made = provenance()
+    return {key: made[key] for key in ("cpu", "cpus", "gpu", "python", "torch") if key in made}
+
+
 def rendered(text: str) -> str:
-    """The page with its table made anew from the records."""
+    """The page with its tables made from the records."""
+    return _replaced(_replaced(text, "checkpoint", _arms_table()), "fire-parts", _parts_table())
+
+
+def _arms_table() -> list[str]:
     rows = ["| checkpoint | on | arm | time | beside a copy | memory | with torch |", "|---" * 7 + "|"]
     for record in sorted(RESULTS.glob("checkpoint-*.json")):
         found = json.loads(record.read_text())
@@ -166,7 +294,30 @@ def rendered(text: str) -> str:
                 f"{'s'[: found['steps'] != 1]} | {ARMS[arm]} | {figures['seconds']:.0f} s | "
                 f"{figures['seconds'] / copied:.1f}x | {own} | {all_in_all} |"
             )
-    start, end = "<!-- checkpoint -->\n", "<!-- end -->"
+    return rows
+
+
+def _parts_table() -> list[str]:
+    rows = ["| part of `replastic fire` | median | least to most | share, median |", "|---" * 4 + "|"]
+    for record in sorted(RESULTS.glob("fire-parts-*.json")):
+        runs = json.loads(record.read_text())["runs"]
+        for part in (*PARTS, REST, "whole"):
+            seconds = [run[part] for run in runs]
+            share = statistics.median(run[part] / run["whole"] for run in runs)
+            rows.append(
+                f"| {part} | {statistics.median(seconds):.2f} s | {min(seconds):.2f} s to {max(seconds):.2f} s | "
+                f"{100 * share:.1f} % |"
+            )
+        copies = [run["copy"] for run in runs]
+        rows.append(
+            f"| a copy of the files, and nothing else | {statistics.median(copies):.2f} s | {min(copies):.2f} s to "
+            f"{max(copies):.2f} s | |"
+        )
+    return rows
+
+
+def _replaced(text: str, marker: str, rows: list[str]) -> str:
+    start, end = f"<!-- {marker} -->\n", "<!-- end -->"
     head, _, rest = text.partition(start)
     return head + start + "\n".join(rows) + "\n" + end + rest.partition(end)[2]
 
@@ -178,7 +329,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--folder", help="where to write the files; else the system's place for such")
-    parser.add_argument("--out", help="the record to write; else benchmarks/results/checkpoint-SIZE-DEVICE.json")
+    parser.add_argument("--parts", type=int, metavar="N", help="measure where the time of `replastic fire` goes, N times")
+    parser.add_argument("--out", help="the record to write; else checkpoint-SIZE-DEVICE.json or fire-parts-DEVICE.json")
     parser.add_argument("--write-docs", action="store_true")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -188,12 +340,20 @@ def main() -> None:
         arm, path, out = given.child
         if arm == "write":
             write_checkpoint(Path(path), given.size)
+        elif arm == "parts":
+            print(json.dumps(run_parts(Path(path), Path(out), given.device, given.steps)))
         else:
             print(json.dumps(run_arm(arm, Path(path), Path(out), given.device, given.steps)))
+    elif given.parts:
+        found = measured_parts(given.size, given.device, given.steps, given.parts, given.folder)
+        _save(found, given.out or RESULTS / f"fire-parts-{given.device}.json")
     else:
         found = measured(given.size, given.device, given.steps, given.arms, given.folder)
-        record = Path(given.out) if given.out else RESULTS / f"checkpoint-{given.size}-{given.device}.json"
-        record.write_text(json.dumps(found, indent=1) + "\n")
+        _save(found, given.out or RESULTS / f"checkpoint-{given.size}-{given.device}.json")
+
+
+def _save(found: dict[str, Any], record: str | Path) -> None:
+    Path(record).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

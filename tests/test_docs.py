@@ -84,6 +84,12 @@ def test_what_a_large_checkpoint_takes_is_that_of_the_records() -> None:
     text = (ROOT / "docs/performance.md").read_text()
     assert load("benchmarks/checkpoint.py").rendered(text) == text
     assert "| 7b, 12.6 GiB |" in text
+    assert "| project |" in text
+
+
+def test_the_functions_that_the_benchmark_of_checkpoints_times_are_there() -> None:
+    module = load("benchmarks/checkpoint.py")
+    assert {part for part, owner, name in module.wrapped() if callable(getattr(owner, name))} == set(module.PARTS)
 
 
 def test_the_table_of_architectures_is_that_of_the_records() -> None:
