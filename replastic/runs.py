@@ -30,6 +30,8 @@ from .streams.images import ImageData, ImageTask
 from .streams.protocols import FROM_RUN, PROTOCOLS
 from .training import Training
 
+_WITHOUT_INIT = ("convnet", "resnet")  # models whose older records have no `init`
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -62,7 +64,7 @@ class RunSpec:
     def config(self) -> dict[str, Any]:
         """All that decides the results, defaults included, as it is recorded."""
         experiment, arm = self.experiment, self.experiment.arms[self.arm]
-        (data, of_data), (model, of_model), (protocol, of_protocol) = experiment.data, experiment.model, experiment.protocol
+        (data, of_data), (protocol, of_protocol) = experiment.data, experiment.protocol
         config = {
             "data": {
                 "name": data,
@@ -70,7 +72,7 @@ class RunSpec:
                 "validation": experiment.validation,
                 **({} if experiment.normalised else {"normalised": False}),  # records that are older have no such key
             },
-            "model": {"name": model, **with_defaults(MODELS[model], of_model, FROM_IMAGES)},
+            "model": {"name": experiment.model[0], **self._model_options()},
             "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},
             "training": dataclasses.asdict(self.training),
             "measures": [
@@ -83,6 +85,13 @@ class RunSpec:
             "tasks": self.tasks,
         }
         return json.loads(json.dumps(config))  # as it comes back from its file
+
+    def _model_options(self) -> Table:
+        name, options = self.experiment.model
+        taken = with_defaults(MODELS[name], options, FROM_IMAGES)
+        if name in _WITHOUT_INIT and taken["init"] == "default":
+            del taken["init"]
+        return taken
 
     def _method_config(self, name: str, settings: Table) -> dict[str, Any]:
         code = self.experiment.arms[self.arm].code.get(name)

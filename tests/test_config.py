@@ -9,6 +9,8 @@ import pytest
 
 from replastic.config import Arm, Experiment, parse, read
 from replastic.options import OptionError
+from replastic.record import find_runs
+from replastic.record import read as read_record
 from replastic.runs import RunSpec, first_task_of, first_tasks, idle_in_first_task, runs_of, slug
 
 TEXT = """
@@ -289,3 +291,24 @@ def test_a_first_task_is_only_shared_by_arms_that_train_alike() -> None:
 def test_which_methods_do_nothing_before_the_first_boundary(method: dict[str, Any], idle: bool) -> None:
     run = RunSpec(experiment(arms={"x": method}), "x", 1)
     assert idle_in_first_task(run.methods()) is idle
+
+
+@pytest.mark.parametrize(
+    ("record", "file"), [("fire-2a-cifar10", "fire/figure-2a-cifar10"), ("swr-table-1-mnist", "swr/table-1-mnist")]
+)
+def test_runs_that_were_recorded_before_options_were_added_can_be_continued(record: str, file: str) -> None:
+    root = Path(__file__).parent.parent / "experiments"
+    (place, *_) = find_runs(root / f"results/{record}.jsonl.gz")
+    old = read_record(place)
+    new = RunSpec(read(root / f"{file}.toml"), old.arm, old.seed).config()
+    for recorded in (new, old.config):  # where and how fast it was run may be set for one run
+        recorded.pop("training")
+        recorded.pop("measures")
+    assert new == old.config
+
+
+def test_an_option_that_older_records_lack_is_recorded_where_it_is_set() -> None:
+    small = {"name": "resnet", "widths": [8], "blocks": [1]}
+    assert "init" not in RunSpec(experiment(model=small), "base", 1).config()["model"]
+    drawn = experiment(model={**small, "init": "kaiming_fan_out"})
+    assert RunSpec(drawn, "base", 1).config()["model"]["init"] == "kaiming_fan_out"
