@@ -16,6 +16,7 @@ import pytest
 from replastic.cli import main
 from replastic.cli.catalogue import List
 from replastic.cli.commands import ALL
+from replastic.cli.main import _stopped_by_signals as stopped_by_signals
 from replastic.record import read
 from tests.test_sweep import BROKEN, NORMED, hears_signals, tiny, write_toml
 
@@ -326,3 +327,16 @@ def test_what_went_wrong_is_printed_as_it_is(tmp_path: Path, capsys: Any) -> Non
     """Rich would make pictures of words between colons."""
     assert main(["inspect", str(tmp_path / "a:x:b [bold]")]) == 2
     assert "a:x:b [bold]" in capsys.readouterr().err
+
+
+def test_a_signal_whose_exception_is_lost_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python prints and drops what is raised in a finalizer, for example."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
+    with stopped_by_signals():
+        for seconds in (0.0, 2.0):
+            clock[0] = seconds
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)  # comes with the first, as when a terminal is closed

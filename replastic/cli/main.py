@@ -7,10 +7,12 @@ and 143 it was stopped by SIGHUP, Ctrl-C or SIGTERM; 141 nobody reads the output
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Union
@@ -91,10 +93,13 @@ def _stopped_by_signals() -> Iterator[None]:
     in_main = threading.current_thread() is threading.main_thread()
     mine = [number for number in known if in_main and signal.getsignal(number) == signal.SIG_DFL]
 
+    last = -math.inf
+
     def stop(number: int, frame: object) -> None:
-        for one in mine:  # they often come together, and one is enough
-            signal.signal(one, signal.SIG_IGN)
-        raise _Stopped(number)
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > 1:  # seconds; they often come together, and one is enough
+            raise _Stopped(number)
 
     for number in mine:
         signal.signal(number, stop)
