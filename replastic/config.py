@@ -48,7 +48,7 @@ from .streams.protocols import FROM_RUN, PROTOCOLS
 from .training import Training
 
 Table = Mapping[str, Any]
-_LONGEST = 255  # characters of a name; of an arm's a folder is named
+_LONGEST = 255  # bytes of a name; a folder is named after an arm
 
 
 @dataclass(frozen=True)
@@ -274,12 +274,12 @@ def made(kind: type[Any], table: Table, where: str) -> Any:
 
 def _check_name(name: str, where: str) -> None:
     """Raise for a name that a folder could not have, or a terminal would not show."""
-    shown = one_line(name)
-    if len(name) > _LONGEST or shown != name:
-        short = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        raise OptionError(
-            f'{where} = "{short}" has {len(name):,} characters: give at most {_LONGEST}, and no control character'
-        )
+    shown, size = one_line(name), len(name.encode(errors="replace"))
+    short = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    if shown != name:
+        raise OptionError(f'{where} = "{short}" has characters that are not shown: write it without control characters')
+    if size > _LONGEST:
+        raise OptionError(f'{where} = "{short}" has {size:,} bytes: shorten it to {_LONGEST} or fewer')
 
 
 def _table(given: Any, where: str) -> Table:

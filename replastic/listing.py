@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# Control characters, which terminals obey; those that reverse the direction of writing; and halves of characters.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, which terminals obey; characters without a width, and those that reverse the direction of writing; and
+# halves of characters. Joiners (U+200C, U+200D) are part of words and of pictures.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
 
 
 def some(names: Iterable[str], between: str = ", ") -> str:

@@ -77,11 +77,11 @@ def test_tabs_and_new_lines_stay_inside_a_cell(capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"arms": {"a" * 10_000: {}}}, r'\[arms\] name = "aaa.*\.\.\." has 10,000 characters.*255'),
+        ({"arms": {"a" * 10_000: {}}}, r'\[arms\] name = "aaa.*\.\.\." has 10,000 bytes.*255'),
         ({"arms": {"a\x1b[31m": {}}}, r'\[arms\] name = "a\\x1b\[31m"'),
         ({"arms": {"a\u202e": {}}}, r"\\u202e"),
         ({"arms": {"a\nb": {}}}, r"a\\nb"),
-        ({"name": "x" * 256}, 'name = "xxx.*256 characters'),
+        ({"name": "x" * 256}, 'name = "xxx.*256 bytes'),
         ({"name": "x\x00"}, r"x\\x00"),
         ({"arms": {"r": {"name": "redo", "grid": {"threshold": [0.1 + 0.1 / 3] * 1, "period": [10**240]}}}}, "255"),
     ],

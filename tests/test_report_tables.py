@@ -53,7 +53,7 @@ def test_lines_within_a_name_end_in_one_way(tmp_path: Path) -> None:
 
 
 def test_half_a_character_does_not_stop_the_table(tmp_path: Path) -> None:
-    assert read_back(write(table(["arm"], [["a\udc80b"]]), tmp_path))[1] == ["a?b"]
+    assert read_back(write(table(["arm"], [["a\udc80b"]]), tmp_path))[1] == ["a\\udc80b"]
 
 
 def test_a_row_of_another_length_is_refused_and_the_file_that_was_there_stays(tmp_path: Path) -> None:
@@ -83,3 +83,9 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one_and_no_part(
 def test_tables_need_no_torch() -> None:
     code = "import sys, replastic.report.tables; assert not {'torch', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_terminal_or_a_spreadsheet_would_obey_is_written_as_text(tmp_path: Path) -> None:
+    names = ["a\x1b]0;t\x07", "b\u202e", "\ufeff=1+1", " =1+1"]
+    content = write(table(["arm"], [[name] for name in names]), tmp_path).read_text()
+    assert content.splitlines()[1:] == ["a\\x1b]0;t\\x07", "b\\u202e", "\\ufeff=1+1", "' =1+1"]

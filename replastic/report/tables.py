@@ -9,6 +9,7 @@ import numbers
 from pathlib import Path
 from typing import Any
 
+from ..listing import visible
 from ..record.files import write_whole
 from .items import Table
 
@@ -42,4 +43,5 @@ def _cell(value: Any) -> str:
             return str(value)
         return "" if math.isnan(value) else repr(float(value))
     text = str(value).replace("\r\n", "\n").replace("\r", "\n")  # readers would take a lone \r for a row's end
-    return f"'{text}" if text.startswith(_STARTS_A_FORMULA) else text
+    text = visible(text)
+    return f"'{text}" if text.lstrip(" ").startswith(_STARTS_A_FORMULA) else text
