@@ -50,7 +50,7 @@ from .published import (
 
 _log = logging.getLogger(__name__)
 _COUNTED_AT_ONCE = 2**24  # bytes of images
-_ALTERED = "differs from the published {}: delete it to have it downloaded again, or load your own version as npz or folder"
+_ALTERED = "differs from the published {}: delete its files to download them again, or load yours as npz or folder"
 
 
 def load(name: str, root: Place = None, *, download: bool = True, **options: object) -> ImageData:
@@ -105,9 +105,9 @@ def tiny_imagenet(root: Place = None, *, download: bool = True, cache: bool = Tr
         kept = path.with_name("tiny-imagenet-200.decoded.npz")
         classes = sorted(set(tree.lines("wnids.txt")))
         arrays = _recalled(kept, tree.fingerprint) if cache else None
+        if path.is_file():
+            _check_archive("tiny_imagenet", path)
         if arrays is None:
-            if path.is_file():
-                _check_archive("tiny_imagenet", path)
             arrays = _decode_tiny(tree, classes)
             if cache:
                 _keep(kept, arrays | {"fingerprint": tree.fingerprint})
@@ -348,7 +348,9 @@ def _as_published(name: str, path: Path, train: Split, test: Split, classes: int
     elif published.content:
         found = content_hash(*(array.numpy() for split in (train, test) for array in (split.images, split.labels)))
         if found not in published.content:
-            _log.warning("%s: %s, SHA-256 %s, expected %s", path, _ALTERED.format(name), found, published.content[0])
+            _log.warning(
+                "%s: %s, SHA-256 %s, expected %s", path, _ALTERED.format(name), found, " or ".join(published.content)
+            )
     _check_shapes(path, train, test)
     return ImageData(name, train, test, classes, published.mean, published.std)
 
