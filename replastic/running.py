@@ -195,6 +195,8 @@ class Running:
             self.learner.load_state_dict({**state["learner"], **(mine or {})}, task=self.tasks[position["task"]])
             _set_random(state["random"], self.device)
             return position["task"], position["epoch"]
+        except torch.OutOfMemoryError:  # which is not the checkpoint's fault
+            raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
             raise ValueError(
                 f"the checkpoint {checkpoints_of(folder)[-1]} could not be loaded ({type(problem).__name__}: {problem}). If "

@@ -92,7 +92,11 @@ class Record(AbstractContextManager["Record"]):
             raise
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Write a row, all of it or nothing: by name int, float, bool, str, None, and lists and dicts of these."""
+        """Write a row, all of it or nothing: by name int, float, bool, str, None, and lists and dicts of these.
+
+        What reports compute with has a kind of its own: task, epoch and step are integers, and what ends in "accuracy" or
+        "loss" is a number or None.
+        """
         self._check_going("add")
         line, before = written(plain({**row}, "row"), ROW, "the row"), self._times.end
         with explained(f"the row was not written, and the {self._rows.end.lines} before it are"):

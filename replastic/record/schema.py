@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 ENDINGS = ("finished", "diverged", "failed")
 _DEEPEST = 100  # lists and tables in each other; Python's own functions end at some 1000
 _DIGITS = 300  # of a whole number; with 309 it is larger than every float
+_MANY_DIGITS = re.compile(rf"\d{{{_DIGITS + 1}}}")
+_MANY_DIGITS_IN_BYTES = re.compile(_MANY_DIGITS.pattern.encode())
 _MOST_TASKS = 10**7
 _MOST = 10**15  # epochs, steps, lines, bytes: floats count further
 
@@ -95,7 +98,8 @@ Kind = Any
 
 def parsed(text: bytes | str, kind: Kind) -> Any:
     """What a text of JSON says; ValueError with what is wrong if it is not of this kind, or nobody could work with it."""
-    value = loaded(text, parse_int=_int)
+    many = _MANY_DIGITS.search(text) if isinstance(text, str) else _MANY_DIGITS_IN_BYTES.search(text)
+    value = loaded(text, parse_int=_int) if many else loaded(text)
     marks = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
     if sum(map(text.count, marks)) > _DEEPEST and _is_deep(value, _DEEPEST):  # pyright: ignore[reportArgumentType]
         raise ValueError(f"lists or tables lie in each other more than {_DEEPEST} deep")
@@ -114,7 +118,7 @@ def written(value: Any, kind: Kind, what: str) -> str:
 
 
 def loaded(text: bytes | str, **options: Any) -> Any:
-    """The same without a look at what it says."""
+    """What a text of JSON says, whatever that is."""
     try:
         return json.loads(text, **options)
     except RecursionError:
