@@ -37,7 +37,7 @@ from .sharded import check_unsharded
 from .silence import Silence
 from .states import built_like, first_weights, memory, reinitialised, seeded, trainable
 from .task import Batch, Task, outputs_of
-from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_units_, written
+from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_checked_, written
 
 _TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
 
@@ -258,7 +258,7 @@ class Learner:
 
     def reset_units(self, group: UnitGroup, chosen: Tensor) -> None:
         """Start some units anew: weights drawn by the template's law, the optimiser's memory of them cleared."""
-        reset_units_(
+        reset_checked_(
             self.model,
             group,
             chosen,

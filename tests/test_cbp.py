@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -200,3 +202,26 @@ def test_bad_settings_say_what_is_expected() -> None:
         CBP(2)
     with pytest.raises(ValueError, match="maturity must be a number of steps"):
         CBP(maturity=-1)
+
+
+@pytest.mark.parametrize("method", [CBP(0.5, maturity=0), rp.ReDo(1e9, period=1), rp.SNR(0.5, longest=2, update_every=1)])
+def test_resets_within_steps_do_not_look_for_sharded_weights_again(
+    method: rp.Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ZOO["mlp"].build()
+    learner = rp.Learner(model, torch.optim.Adam(model.parameters()), methods=method, loss=nn.functional.cross_entropy)
+    checked: list[nn.Module] = []
+    resets: list[object] = []
+    for place in ("learner", "units.reset", "methods.redo"):
+        monkeypatch.setattr(
+            f"replastic.{place}.check_unsharded", lambda model, **options: checked.append(model), raising=False
+        )
+    for place in ("learner", "methods.redo"):
+        original = importlib.import_module("replastic.units.reset").reset_checked_
+        monkeypatch.setattr(
+            f"replastic.{place}.reset_checked_", lambda *a, original=original, **k: (resets.append(a), original(*a, **k))
+        )
+    for number in range(8):
+        learner.step(*ZOO["mlp"].batch(number))
+    assert resets
+    assert not checked

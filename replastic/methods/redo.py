@@ -28,7 +28,8 @@ from torch.optim import Optimizer
 from ..learner import Learner
 from ..measures.units import activity_scores
 from ..method import Method
-from ..units import Tap, reset_units_
+from ..sharded import check_unsharded
+from ..units import Tap, reset_checked_
 
 
 @torch.no_grad()
@@ -45,10 +46,22 @@ def redo_(
 
     template: a newly initialised model of the same build, whose weights give the law of the new ones.
     """
+    check_unsharded(model)
+    return _recycle(model, tap, template, threshold, generator, optimizer)
+
+
+def _recycle(
+    model: nn.Module,
+    tap: Tap,
+    template: nn.Module,
+    threshold: float,
+    generator: torch.Generator | None,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+) -> dict[str, Tensor]:
     dormant = {name: activity_scores(tap.mean_abs(name)) <= threshold for name in tap.groups}
     # The last layer first: where two neighbouring units are recycled, the zeros between them are written last.
     for name, group in reversed(tap.groups.items()):
-        reset_units_(model, group, dormant[name], template=template, generator=generator, optimizer=optimizer)
+        reset_checked_(model, group, dormant[name], template=template, generator=generator, optimizer=optimizer)
     return dormant
 
 
@@ -70,14 +83,9 @@ class ReDo(Method):
         learner.will_reset_units(self)
         self.state["step"] = 0
 
+    @torch.no_grad()
     def after_step(self, learner: Learner) -> None:
         self.state["step"] += 1
         if self.state["step"] % self.period == 0:
-            redo_(
-                learner.model,
-                learner.tap(),
-                template=learner.template,
-                threshold=self.threshold,
-                generator=learner.generator,
-                optimizer=learner.optimizer,
-            )
+            # The learner has checked that the model is not sharded.
+            _recycle(learner.model, learner.tap(), learner.template, self.threshold, learner.generator, learner.optimizer)

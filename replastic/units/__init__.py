@@ -5,6 +5,7 @@ from .groups import UnitGroup as UnitGroup
 from .groups import Units as Units
 from .groups import find_units as find_units
 from .kinds import original as original
+from .reset import reset_checked_ as reset_checked_
 from .reset import reset_units_ as reset_units_
 from .reset import written as written
 from .tap import Tap as Tap

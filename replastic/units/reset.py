@@ -39,6 +39,20 @@ def reset_units_(
     On the GPU nothing waits for the device: entries are picked by masks. On the CPU only the chosen rows are touched.
     """
     check_unsharded(model)
+    reset_checked_(model, group, chosen, template=template, generator=generator, optimizer=optimizer)
+
+
+@torch.no_grad()
+def reset_checked_(
+    model: nn.Module,
+    group: UnitGroup,
+    chosen: Tensor,
+    *,
+    template: nn.Module,
+    generator: torch.Generator | None,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+) -> None:
+    """`reset_units_` for callers that reset often and know that the model is not sharded."""
     model, template = original(model), original(template)
     mask = _mask(group, chosen)
     _check(group, model, template, generator)
