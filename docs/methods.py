@@ -54,7 +54,7 @@ UPDATES = {
     "perturb_each_step": "θ <- s θ + N(0, σ²)",
     "shrink_encoder": "θ <- (1 - λ) θ + λ θ₀ in the encoder, θ <- θ₀ in the rest",
     "swr": "W_l <- c_l W_l; b_l <- C_l b_l; c_l = (λ n_l + (1 - λ) ‖W_l‖) / ‖W_l‖",
-    "cbp": "replace the mature units of least u; u <- η u + (1 - η) · mean|h| · Σ|w_out|",
+    "cbp": "replace the mature units of least u; u <- η u + (1 - η) · Σ_k mean|h_k| · Σ|w_k|",
     "redo": "reset unit i if mean|h_i| <= τ · mean over units",
     "snr": "reset unit i if silent for the (1 - τ)-quantile of its silences",
     "l2_er": "er and l2",
