@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 # State that starts at zero and has one entry for each weight, in torch's optimisers and most others.
 _ZERO_AT_START = {
@@ -88,18 +90,18 @@ def _obstacle(optimizer: Optimizer, param: Tensor, index: Any) -> tuple[str, str
         if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
             return f"{name} keeps its state in another optimiser", f"pass that, as in optimizer.{attribute}"
     if isinstance(optimizer, torch.optim.LBFGS):
-        return "LBFGS remembers all parameters as one vector", "build it anew instead"
+        return "LBFGS remembers all parameters as one vector", "create a new optimiser instead"
     _group_of(optimizer, param)
     for key, value in optimizer.state.get(param, {}).items():
         if key in _COUNTERS or value is None:
             continue
         starts_elsewhere = key == "sum" and optimizer.defaults.get("initial_accumulator_value")
         if key not in _ZERO_AT_START or starts_elsewhere:
-            advice = "build the optimiser anew instead, or del optimizer.state[param] if it makes state when it is missing"
+            advice = "create a new optimiser instead, or del optimizer.state[param] if it makes state when it is missing"
             return f"{name} keeps {key!r}, and how that starts is not known", advice
         kind = type(value).__name__
         if kind not in ("Tensor", "Parameter", "DTensor"):
-            return f"{name}'s {key!r} is a {kind}, not a plain tensor", "build the optimiser anew instead"
+            return f"{name}'s {key!r} is a {kind}, not a plain tensor", "create a new optimiser instead"
         if index is not None and (kind == "DTensor" or value.shape != param.shape):
             of = f"of shape {tuple(value.shape)} for weights of shape {tuple(param.shape)}"
             advice = "clear the whole parameter with index=None"
@@ -110,8 +112,8 @@ def _obstacle(optimizer: Optimizer, param: Tensor, index: Any) -> tuple[str, str
 def check_will_clear(optimizer: Optimizer, entries: Iterable[tuple[Tensor, Any]], who: str, instead: str = "") -> None:
     """Raise, for `who`, if `clear_state_` of these (parameter, index) will not succeed once the optimiser has stepped.
 
-    Where it has no state yet, that of a small parameter tells, after a step of an optimiser of the same class and settings;
-    it needs no list of optimisers. One that cannot be tried, because it is made of other things, is taken on trust.
+    If a parameter has no state yet, a small parameter is stepped with an optimiser of the same class and settings. An
+    optimiser that cannot be constructed this way is assumed to be clearable.
     """
     tried: set[tuple[int, int, bool]] = set()
     for param, index in entries:
@@ -136,10 +138,25 @@ def _obstacle_of_a_like(optimizer: Optimizer, param: Tensor, group: dict[str, An
         settings = {key: group[key] for key in inspect.signature(kind).parameters if key in group and key != "params"}
         with torch.random.fork_rng([]):
             like = kind([small], **settings)
-            like.step()
+            with _no_global_hooks():
+                like.step()
     except Exception:  # somebody's own constructor and step may want anything
         return None
     return _obstacle(like, small, None if index is None else ...)
+
+
+@contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Steps made here are not seen by hooks that torch calls for every optimiser, such as counters of steps."""
+    both = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    before = [dict(hooks) for hooks in both]
+    for hooks in both:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, known in zip(both, before, strict=True):
+            hooks.update(known)
 
 
 def entry_state(optimizer: Optimizer, param: Tensor) -> list[Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import ASGD, LBFGS, SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, Rprop
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers.optimization import Adafactor as HuggingFaceAdafactor
 
 import replastic as rp
@@ -205,3 +206,19 @@ def test_an_optimiser_that_cannot_be_renewed_is_refused_before_training() -> Non
     with pytest.raises(TypeError, match=r"^Training .*ASGD.*renew_optimizer=False"):
         EagerSteps(learner, Training(renew_optimizer=True))
     EagerSteps(learner, Training(renew_optimizer=False))
+
+
+def test_trying_an_optimiser_calls_no_global_hooks() -> None:
+    seen: list[str] = []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda *arguments: seen.append("before")),
+        register_optimizer_step_post_hook(lambda *arguments: seen.append("after")),
+    ]
+    try:
+        learner = learner_of([METHODS["cbp"]()], Adam)
+        assert not seen
+        learner.step(*ZOO["mlp"].batch())
+        assert seen == ["before", "after"]
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -205,7 +205,7 @@ def test_state_that_starts_in_an_unknown_way_is_refused_and_nothing_changes(
 ) -> None:
     optimizer, param, _ = trained(name, device)
     before = snapshot(optimizer, param)
-    with pytest.raises(TypeError, match=rf"{type(optimizer).__name__} keeps '\w+'.*build the optimiser anew"):
+    with pytest.raises(TypeError, match=rf"{type(optimizer).__name__} keeps '\w+'.*create a new optimiser"):
         clear_state_(optimizer, param, index)
     assert same(before, snapshot(optimizer, param))
 
