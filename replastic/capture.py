@@ -133,8 +133,8 @@ class CapturedSteps(EagerSteps):
         self.learner.notice_frozen()
         if recording.trains != self.learner.trains:
             raise RuntimeError(
-                "a layer was frozen or unfrozen within an epoch, whose steps are recorded as a graph that trains what it "
-                "trained: do so between epochs, or train with path='eager'"
+                "a layer was frozen or unfrozen during an epoch, but the recorded CUDA graph still trains the previous set "
+                "of layers: do so between epochs, or train with path='eager'"
             )
         if self._warm < WARM_UP or not recording.tried:
             self._warm += 1

@@ -189,7 +189,7 @@ def warn_of_untrained(model: nn.Module, optimizer: Optimizer, thawed: Iterable[T
     names = [name for name, parameter in model.named_parameters() if id(parameter) in new]
     if names:
         warnings.warn(
-            f"{some(names)}: unfrozen, but the optimiser does not hold it and will not train it, though methods act on it. "
-            "Add it first, as in optimizer.add_param_group({'params': layer.parameters()})",
+            f"{some(names)} was unfrozen, but the optimiser does not hold it: methods will change it, and training will "
+            "not. Add it first, as in optimizer.add_param_group({'params': layer.parameters()})",
             stacklevel=4,
         )

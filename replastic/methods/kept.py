@@ -50,7 +50,8 @@ def units_in_books(
         if state["sizes"] != list(units.values()):
             raise RuntimeError(
                 f"{type(method).__name__} has books of layers of {state['sizes']} units, and this model's layers have "
-                f"{list(units.values())}: freeze those that were frozen when the books were saved, or make a new Learner"
+                f"{list(units.values())}: freeze the layers that were frozen when the checkpoint was saved, or "
+                "make a new Learner"
             )
         del state["sizes"]
         before = units
