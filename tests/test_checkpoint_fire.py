@@ -190,6 +190,8 @@ def test_weights_that_are_not_finite_are_named_before_anything_is_written(tmp_pa
             held = tensor.read(file)
             held[2, 3] = bad
             tensor.write(file, held)
+            for member in open_checkpoint(path).checksums.get(tensor.file, ()):
+                member.mend(file)
     before = contents(tmp_path)
     for out in (tmp_path / f"b{path.suffix}", None):
         with pytest.raises(CheckpointError, match=r"1\.weight, 4\.weight: NaN or infinite"):
@@ -297,21 +299,6 @@ def test_a_head_that_is_a_copy_of_its_embedding_is_left_alone_and_asked_for_fire
     both = safetensors.load_file(tmp_path / "c.safetensors")
     assert not same(both["lm_head.weight"], words)
     assert same(both["lm_head.weight"], both["transformer.wte.weight"])
-
-
-def test_damage_that_a_checksum_shows_is_still_shown_by_the_copy(tmp_path: Path) -> None:
-    path, out = one_file(tmp_path), tmp_path / "b.pt"
-    content = bytearray(path.read_bytes())
-    first = open_checkpoint(path).tensors["0.weight"]
-    content[first.offset] ^= 1  # the least bit of a number: a weight like any other
-    path.write_bytes(content)
-    with zipfile.ZipFile(path) as archive:
-        assert archive.testzip() == "a/data/0"
-    fire(path, out)
-    with zipfile.ZipFile(out) as archive:
-        assert archive.testzip() == "a/data/0"
-        others = [name for name in archive.namelist() if name != "a/data/0"]
-        assert all(archive.read(name) is not None for name in others)
 
 
 def test_what_is_not_finite_beside_the_fired_weights_is_said(tmp_path: Path) -> None:

@@ -1,25 +1,50 @@
-"""Which tensors of a checkpoint hold entries that are no numbers."""
+"""What is wrong with a checkpoint's numbers: entries that are not finite, and checksums that are not theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
+from .checksums import Watched
 from .opened import Checkpoint
+from .zipped import Member
 
 Tell = Callable[[int, int, str], None]  # how many of how many, and what comes next
 
 
-def not_finite(checkpoint: Checkpoint, tell: Tell | None = None) -> dict[str, int]:
-    """How many entries are NaN or infinite, by the name of each tensor that has some; looked at a few MiB at a time."""
-    found: dict[str, int] = {}
+@dataclass(frozen=True)
+class Faults:
+    """not_finite: how many entries are NaN or infinite, by the name of each tensor that has some.
+
+    checksums: of each file, the members of its archive whose content has another checksum than the archive says.
+    """
+
+    not_finite: dict[str, int]
+    checksums: dict[Path, list[Member]]
+
+    @property
+    def wrong_checksums(self) -> tuple[str, ...]:
+        """As people read it."""
+        return tuple(f"{member.name} of {file.name}" for file, wrong in self.checksums.items() for member in wrong)
+
+
+def faults_of(checkpoint: Checkpoint, tell: Tell | None = None, *, numbers: bool = True) -> Faults:
+    """What is wrong with a checkpoint's files, which are read once, a few MiB at a time. numbers: look for NaN, too."""
+    not_finite: dict[str, int] = {}
     with ExitStack() as stack:
-        files = {file: stack.enter_context(open(file, "rb")) for file in checkpoint.files}
-        for number, (name, stored) in enumerate(checkpoint.tensors.items()):
+        files = {
+            file: Watched(stack.enter_context(open(file, "rb")), checkpoint.checksums.get(file, ()))
+            for file in checkpoint.files
+        }
+        for number, (name, stored) in enumerate(checkpoint.tensors.items() if numbers else ()):
             if tell is not None:
                 tell(number, len(checkpoint.tensors), f"looking for NaN in {name}")
             if stored.dtype.is_floating_point and stored.dtype.itemsize > 1:  # float8 has other ways to say it
-                bad = sum(int((~block.isfinite()).sum()) for block in stored.blocks(files[stored.file]))
+                blocks = stored.blocks(files[stored.file])  # pyright: ignore[reportArgumentType]
+                bad = sum(int((~block.isfinite()).sum()) for block in blocks)
                 if bad:
-                    found[name] = bad
-    return found
+                    not_finite[name] = bad
+        checksums = {file: watched.wrong() for file, watched in files.items()}
+    return Faults(not_finite, {file: wrong for file, wrong in checksums.items() if wrong})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from torch import nn
 from ..inventory import WeightMatrix
 from ..linalg.newton_schulz import Coefficients
 from ..linalg.polar_factor import Method, PolarOptions
+from ..listing import some
 from ..methods.fire import FireReport, fire_report
 from ..projection import Figures, project_
 from ..weights import Selection, Where
 from .copying import copies_of, target_of
-from .finite import Tell, not_finite
+from .finite import Faults, Tell, faults_of
 from .opened import Checkpoint, open_checkpoint
 from .skeleton import Skeleton, skeleton
 from .stored import CheckpointError, Stored
@@ -31,6 +33,7 @@ class Fired:
 
     copied: tensors of target networks that became copies of what was fired.
     not_finite: tensors that were not to be fired and hold NaN or infinite entries.
+    wrong_checksums: members of archives that had another checksum than the archive says, and keep it, as was asked for.
     momenta: where the state of an optimiser is, which belongs to the old weights.
     """
 
@@ -41,6 +44,7 @@ class Fired:
     out: Path | None
     copied: tuple[str, ...]
     not_finite: tuple[str, ...]
+    wrong_checksums: tuple[str, ...] = ()
 
     @property
     def momenta(self) -> tuple[str, ...]:
@@ -63,6 +67,7 @@ def fire(
     steps: int = 10,
     coefficients: str | Coefficients = "cubic",
     device: str | torch.device = "cpu",
+    ignore_checksums: bool = False,
     tell: Tell | None = None,
 ) -> Fired:
     """Write a copy of a checkpoint with the selected weights at their nearest isometries, rescaled, as `fire_` has it.
@@ -76,6 +81,7 @@ def fire(
     in_place: replace `path` itself, instead of `out`. Files are replaced once all are written.
     where, method, steps, coefficients: as of `fire_`; names are the file's.
     device: where to compute.
+    ignore_checksums: write a copy of a damaged archive, too, whose wrong checksums stay wrong; else it is an error.
     tell: is called as tensors are looked through, and then before each weight, with how many of how many, and what is next.
     """
     options = PolarOptions(method, steps, coefficients)
@@ -87,13 +93,16 @@ def fire(
     except TypeError as problem:  # quantised, or of another dtype that has no isometries
         raise CheckpointError(f"{path}: {problem}") from problem
     work = _by_tensor(bones, selection)
-    chosen = [stored for stored, _ in work]
+    chosen = dict.fromkeys(stored for stored, _ in work)
     _check_apart(checkpoint, chosen)
-    elsewhere = _check_finite(checkpoint, chosen, tell)
+    faults = faults_of(checkpoint, tell)
+    if not ignore_checksums:
+        _check_checksums(checkpoint, faults)
+    elsewhere = _check_finite(checkpoint, chosen, faults)
     fired = {name for weight in selection.chosen for name in (weight.name, *weight.also_named)}
     copied = bones.following(fired)
     if target is None:
-        return Fired(checkpoint, bones, selection, None, None, copied, elsewhere)
+        return Fired(checkpoint, bones, selection, None, None, copied, elsewhere, faults.wrong_checksums)
     figures: dict[str, Figures] = {}
     with copies_of(checkpoint, target, in_place=in_place) as copies, ExitStack() as stack:
         files = {source: stack.enter_context(open(copy, "r+b")) for source, copy in copies.items()}
@@ -107,12 +116,12 @@ def fire(
         for name, source in pairs.items():
             this, other = checkpoint.tensors[name], checkpoint.tensors[source]
             this.write(files[this.file], other.read(files[other.file]))
-        _mend_checksums(checkpoint, files, [*chosen, *(checkpoint.tensors[name] for name in pairs)])
+        _mend_checksums(checkpoint, files, [*chosen, *(checkpoint.tensors[name] for name in pairs)], faults)
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
     report = fire_report(options, selection, lambda: [figures[weight.name] for weight in selection.chosen])
-    return Fired(checkpoint, bones, selection, report, target, copied, elsewhere)
+    return Fired(checkpoint, bones, selection, report, target, copied, elsewhere, faults.wrong_checksums)
 
 
 def _by_tensor(bones: Skeleton, selection: Selection) -> list[tuple[Stored, list[WeightMatrix]]]:
@@ -124,7 +133,7 @@ def _by_tensor(bones: Skeleton, selection: Selection) -> list[tuple[Stored, list
     return [found[key] for key in sorted(found)]
 
 
-def _check_apart(checkpoint: Checkpoint, chosen: list[Stored]) -> None:
+def _check_apart(checkpoint: Checkpoint, chosen: Collection[Stored]) -> None:
     """A weight that is to be changed must not lie partly under another tensor, which would change with it."""
     filled = [stored for stored in checkpoint.tensors.values() if stored.span]
     spans = sorted(filled, key=lambda stored: (stored.file, stored.offset))
@@ -142,17 +151,26 @@ def _check_apart(checkpoint: Checkpoint, chosen: list[Stored]) -> None:
             before = stored
 
 
-def _check_finite(checkpoint: Checkpoint, chosen: list[Stored], tell: Tell | None) -> tuple[str, ...]:
-    """Names of other tensors that are not finite; raises if one of the chosen is not. Reads a little at a time."""
-    bad = not_finite(checkpoint, tell)
-    names = [name for name in bad if checkpoint.tensors[name] in chosen]
+def _check_checksums(checkpoint: Checkpoint, faults: Faults) -> None:
+    if faults.wrong_checksums:
+        raise CheckpointError(
+            f"{checkpoint.path}: {some(faults.wrong_checksums)}: the content does not have the checksum (CRC) that the "
+            "archive says: it is damaged, or was changed after it was saved. torch.load does not look at checksums, and "
+            "would load it. Nothing was written. Fetch the file again; to fire it as it is, pass ignore_checksums=True "
+            "(--ignore-checksums on the command line)"
+        )
+
+
+def _check_finite(checkpoint: Checkpoint, chosen: Collection[Stored], faults: Faults) -> tuple[str, ...]:
+    """Names of other tensors that are not finite; raises if one of the chosen is not."""
+    names = [name for name in faults.not_finite if checkpoint.tensors[name] in chosen]
     if names:
         raise CheckpointError(
             f"{checkpoint.path}: {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}: NaN or infinite entries, "
             "which have no nearest isometry. Nothing was written. Take an earlier checkpoint, or leave these out with where "
             "(--where on the command line)"
         )
-    return tuple(bad)
+    return tuple(faults.not_finite)
 
 
 @torch.no_grad()
@@ -165,11 +183,14 @@ def _project(
     return account.figures()
 
 
-def _mend_checksums(checkpoint: Checkpoint, files: Mapping[Path, BinaryIO], changed: list[Stored]) -> None:
+def _mend_checksums(checkpoint: Checkpoint, files: Mapping[Path, BinaryIO], changed: list[Stored], faults: Faults) -> None:
+    """Of what was changed. One that was wrong before stays wrong: damage must not come to look whole."""
+    by_file: dict[Path, list[int]] = {}
+    for stored in changed:
+        by_file.setdefault(stored.file, []).append(stored.offset)
     for source, held in checkpoint.checksums.items():
-        starts = [stored.offset for stored in changed if stored.file == source]
-        with open(source, "rb") as before:
-            touched = [member for member in held if any(member.offset <= start < member.end for start in starts)]
-            for member in touched:
-                if member.intact(before):  # one that was wrong before stays wrong: damage must not come to look whole
-                    member.mend(files[source])
+        starts, wrong = sorted(by_file.get(source, ())), set(faults.checksums.get(source, ()))
+        for member in held:
+            first = bisect_left(starts, member.offset)
+            if first < len(starts) and starts[first] < member.end and member not in wrong:
+                member.mend(files[source])

@@ -21,7 +21,7 @@ from ..measures.range import value_of
 from ..measures.weights import layer_deviation, singular_values
 from ..unfolded import unfolded_weight
 from ..weights import LeftAlone, Where
-from .finite import Tell, not_finite
+from .finite import Tell, faults_of
 from .opened import Checkpoint, open_checkpoint
 from .skeleton import Skeleton, skeleton
 from .stored import CheckpointError, Stored
@@ -70,6 +70,7 @@ class Inspection:
     """What `inspect` found; `summary` in words, and `print` shows that with the matrices.
 
     not_finite: how many entries are NaN or infinite, of each tensor that has some, be it a matrix or not.
+    wrong_checksums: members of archives, also of the reference, whose content has another checksum than the archive says.
     without_reference: names that the reference does not have in this shape.
     """
 
@@ -80,6 +81,7 @@ class Inspection:
     reference: Path | None
     without_reference: tuple[str, ...]
     not_finite: dict[str, int]
+    wrong_checksums: tuple[str, ...] = ()
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -139,7 +141,13 @@ def inspect(
     reports.sort(key=lambda report: (report.bad == 0, -_finite(ORDERS[by](report))))
     missing = tuple(absent) if before is not None else ()
     compared = before.path if before is not None else None
-    return Inspection(checkpoint, bones, tuple(reports), left_alone, compared, missing, not_finite(checkpoint, tell))
+    faults = faults_of(checkpoint, tell)
+    wrong = faults.wrong_checksums
+    if before is not None:
+        wrong += faults_of(before, numbers=False).wrong_checksums
+    return Inspection(
+        checkpoint, bones, tuple(reports), left_alone, compared, missing, faults.not_finite, tuple(dict.fromkeys(wrong))
+    )
 
 
 def _weights(bones: Skeleton, where: Where | None, matrices: set[str]) -> tuple[list[WeightMatrix], tuple[LeftAlone, ...]]:
@@ -264,6 +272,11 @@ def _summary(found: Inspection) -> list[str]:
     said: list[str] = []
     whole = [report for report in found.matrices if not report.bad]
     broken = found.not_finite
+    if found.wrong_checksums:
+        said.append(
+            f"Wrong checksums: {some(found.wrong_checksums)}. The content is not what was saved: the file is damaged, or was "
+            "changed afterwards, and the figures are of what is there now. Fetch it again."
+        )
     if broken:
         named = some(f"{name} ({count:,})" for name, count in broken.items())
         said.append(f"NaN or infinite entries: {named}. Training cannot go on from these: take an earlier checkpoint.")
@@ -290,7 +303,7 @@ def _summary(found: Inspection) -> list[str]:
             f"Since the reference a weight has moved by {middle:.2g} of its norm (median of {len(moved)}), "
             f"most {most.name}, by {most.distance:.2g}."
         )
-    if whole and not (broken or lost or flat):
+    if whole and not (broken or lost or flat or found.wrong_checksums):
         one = "The matrix has not lost rank and is not singular."
         said.append(one if len(whole) == 1 else f"None of {len(whole)} matrices has lost rank or is all but singular.")
     said.append(

@@ -55,17 +55,27 @@ _AS_IT_STANDS = ("BININT", "BININT1", "BININT2", "BINFLOAT", "BINUNICODE", "LONG
 _EMPTY = {"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _DICTS = ("collections.OrderedDict", "collections.Counter")
+# How many arguments torch's functions take, at least and at most, and what the first one is: another call is an error there.
+_ARGUMENTS = {
+    "torch._utils._rebuild_tensor": (4, 4, StorageId),
+    "torch._utils._rebuild_tensor_v2": (6, 7, StorageId),
+    "torch._utils._rebuild_tensor_v3": (7, 8, StorageId),
+    "torch._utils._rebuild_parameter": (3, 3, Call),
+    "torch._utils._rebuild_parameter_with_state": (4, 4, Call),
+    "torch._tensor._rebuild_from_type_v2": (4, 4, Named),
+}
 _NEVER = ("os", "posix", "nt", "sys")  # modules that torch refuses also where the user has added them
 
 
-def read_pickle(file: BinaryIO, what: str) -> Any:
+def read_pickle(file: BinaryIO, what: str, *, legacy: bool = False) -> Any:
     """The next pickle of a file, as dicts, lists, tuples, numbers, strings, `Named`, `Call` and `StorageId`.
 
     what: of which file messages speak.
+    legacy: whether it is of a file from before 2020, whose storages have one more entry.
     """
     allowed = _allowed()
     refused: dict[str, None] = {}
-    reader = _Reader(what)
+    reader = _Reader(what, legacy)
     try:
         for operation, argument, _ in pickletools.genops(_Limited(file, what)):  # pyright: ignore[reportArgumentType]
             reader.spend(1)
@@ -107,8 +117,8 @@ def read_pickle(file: BinaryIO, what: str) -> Any:
 class _Reader:
     """The stack and memory of a pickle's program."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, legacy: bool) -> None:
+        self.what, self.legacy = what, legacy
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memory: dict[int, Any] = {}
@@ -184,6 +194,9 @@ class _Reader:
             pairs = arguments[0] if arguments else ()
             self.spend(8 * len(pairs))  # a list that is named again takes no room in the file, and a dict of it takes memory
             return self._fill({}, pairs.items() if isinstance(pairs, dict) else pairs)
+        least, most, first = _ARGUMENTS.get(function.path, (0, len(arguments), object))
+        if not least <= len(arguments) <= most or (arguments and not isinstance(arguments[0], first)):
+            raise CheckpointError(f"{self.what}: its pickle calls {function.path} with other arguments: it is damaged")
         return Call(function.path, arguments)
 
     def _fill(self, held: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -207,7 +220,9 @@ class _Reader:
 
     def _storage(self, pid: Any) -> StorageId:
         match pid:
-            case ("storage", Named(path=kind), str() as key, _, int() as numel, *rest) if 0 <= numel < 2**63:
+            case ("storage", Named(path=kind), str() as key, str(), int() as numel, *rest) if (
+                0 <= numel < 2**63 and len(rest) == self.legacy
+            ):
                 return StorageId(kind, key, numel, rest[0] if rest else None)
         raise CheckpointError(f"{self.what}: its pickle refers to something outside that is no storage: it is damaged")
 

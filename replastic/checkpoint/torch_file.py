@@ -36,7 +36,8 @@ _DTYPES = {
 }
 # Bytes of an entry in storages whose tensors are not plain: what is needed to find the storage after them.
 _QUANTISED = {"QInt8Storage": 1, "QUInt8Storage": 1, "QInt32Storage": 4}
-_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_MAGIC, _LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
+_LATEST = 10  # of the versions of an archive that torch reads
 _DEEPEST = 64  # containers in each other
 _POLICY = "policy.pth"  # the weights in an agent's archive
 # Containers whose tensors are no weights: what trainers save beside them. By whole words, as networks have names like
@@ -57,7 +58,7 @@ class Contents:
     format: str
     tensors: dict[str, Stored] = field(default_factory=dict)
     beside: list[str] = field(default_factory=list)  # what is in the file and no weight, in words
-    checksums: list[Member] = field(default_factory=list)  # inner ones first
+    checksums: list[Member] = field(default_factory=list)  # inner ones first; none of an archive that was written without
 
 
 class _Tensor(NamedTuple):
@@ -80,7 +81,7 @@ def read_archive(path: Path) -> Contents:
         outer = members(file, 0, size, str(path))
         if _POLICY not in outer:
             contents = _read_saved(path, file, outer, str(path))
-            contents.checksums = [*outer.values()]
+            contents.checksums = _with_checksums(outer)
             return contents
         policy = outer[_POLICY]
         what = f"{path}, {_POLICY}"
@@ -89,9 +90,15 @@ def read_archive(path: Path) -> Contents:
         inner = members(file, policy.offset, policy.size, what)
         contents = _read_saved(path, file, inner, what)
         contents.format = "Stable-Baselines3"
-        contents.checksums = [*inner.values(), policy]
+        contents.checksums = [*_with_checksums(inner), *_with_checksums(outer)]
         contents.beside += [f"{name} (copied as it is)" for name in outer if name != _POLICY]
         return contents
+
+
+def _with_checksums(held: dict[str, Member]) -> list[Member]:
+    """What has a checksum to be compared with: none if all are 0, as `torch.serialization.set_crc32_options(False)` has
+    them written, and what is compressed would have to be unpacked."""
+    return [member for member in held.values() if member.plain] if any(member.crc for member in held.values()) else []
 
 
 def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) -> Contents:
@@ -108,9 +115,15 @@ def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) 
             f"{_POLICY}: give a file of torch.save, Lightning or Stable-Baselines3"
         )
     prefix = pickles[0].removesuffix("data.pkl")
+    outside = "data.pkl" if not prefix else next((name for name in held if not name.startswith(prefix)), None)
+    if outside is not None:
+        raise CheckpointError(
+            f"{what}: its member {outside} does not lie in one folder with the others: torch.save has them so"
+        )
     order = held.get(f"{prefix}byteorder")
     if order is not None and _content(file, order, what) != b"little":
-        raise CheckpointError(f"{what}: its numbers are stored big end first: save it anew on a machine of today")
+        raise CheckpointError(f"{what}: its numbers are stored big end first: save it again on a machine of today")
+    _check_records(file, {name.removeprefix(prefix): member for name, member in held.items()}, what)
 
     def locate(storage: StorageId, dtype: torch.dtype) -> int:
         member = held.get(f"{prefix}data/{storage.key}")
@@ -128,6 +141,24 @@ def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) 
     return _contents(path, content, locate, what)
 
 
+def _check_records(file: BinaryIO, held: dict[str, Member], what: str) -> None:
+    """Raise if torch would not read what an archive says of itself before its pickle."""
+    name = ".data/version" if ".data/version" in held else "version"
+    try:
+        version = int(_content(file, held[name], what)) if name in held else 0
+        for name, meant in ((".storage_alignment", int), (".data/serialization_id", bytes.decode)):
+            if name in held:
+                meant(_content(file, held[name], what))
+    except ValueError as problem:
+        if isinstance(problem, CheckpointError):
+            raise
+        raise CheckpointError(f"{what}: its member {name} cannot be read ({problem}): it is damaged") from problem
+    if not 1 <= version <= _LATEST:
+        raise CheckpointError(
+            f"{what}: its version is {version or 'not said'}, where torch reads 1 to {_LATEST}: it is damaged, or not of torch.save"
+        )
+
+
 def read_legacy(path: Path) -> Contents:
     """A file of torch.save from before it made archives."""
     what, size = str(path), path.stat().st_size
@@ -136,7 +167,12 @@ def read_legacy(path: Path) -> Contents:
         magic = read_pickle(file, what)  # pyright: ignore[reportArgumentType]
         if magic != _LEGACY_MAGIC:
             raise CheckpointError(f"{what}: a pickle, but none of torch.save: give a file that torch.save made")
-        _, system, content, keys = (read_pickle(file, what) for _ in range(4))  # pyright: ignore[reportArgumentType]
+        version, system, content, keys = (
+            read_pickle(file, what, legacy=True)  # pyright: ignore[reportArgumentType]
+            for _ in range(4)
+        )
+        if version != _LEGACY_VERSION:
+            raise CheckpointError(f"{what}: its version is {version!r}, where torch reads {_LEGACY_VERSION}: it is damaged")
         if not isinstance(system, dict) or system.get("little_endian") is not True or not isinstance(keys, list):
             raise CheckpointError(f"{what}: its numbers are stored big end first, or it is damaged: save it anew")
         kinds: dict[str, StorageId] = {}
@@ -269,14 +305,19 @@ def _tensor(call: Call, what: str) -> _Tensor | None:
             return None
     numbers = [offset, *(shape if isinstance(shape, tuple) else [None]), *(stride if isinstance(stride, tuple) else [None])]
     whole = all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+    gradient, hooks = (*arguments[4:6], False, None)[:2]
+    trained = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
     if (
         not whole
+        or not isinstance(gradient, bool)
+        or not isinstance(hooks, dict | None)
+        or (gradient and not trained)
         or not isinstance(shape, tuple)
         or not isinstance(dtype, torch.dtype)
         or len(shape) != len(stride)
         or not possible(shape)
     ):
-        raise CheckpointError(f"{what}: a tensor of its pickle has no proper place, shape and strides: it is damaged")
+        raise CheckpointError(f"{what}: a tensor of its pickle has no proper place, shape, strides and flags: it is damaged")
     return _Tensor(storage, offset, shape, stride, dtype)
 
 

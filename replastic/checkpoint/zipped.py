@@ -16,7 +16,10 @@ from .stored import CheckpointError
 
 _BLOCK = 2**22
 _LOCAL, _CENTRAL, _DESCRIPTOR = b"PK\x03\x04", b"PK\x01\x02", b"PK\x07\x08"
-_HAS_DESCRIPTOR, _ENCRYPTED = 0x08, 0x01
+_END, _END64, _LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+_HAS_DESCRIPTOR = 0x08
+_UNREADABLE = 0x01 | 0x20 | 0x40 | 0x2000  # flags of a member that is encrypted, a patch of another file, or masked
+_FOLDER = 0x10  # an attribute; of a member that has it torch reads nothing, and returns what memory held before
 _IN_EXTRA = 0xFFFFFFFF  # a size that stands elsewhere, because it may take more than four bytes
 
 
@@ -25,7 +28,7 @@ class Member:
     """One file of an archive.
 
     offset, size: of its bytes as they are stored.
-    plain: whether those are its content: neither compressed nor encrypted.
+    plain: whether those are its content: not compressed.
     crc: the checksum that the archive claims for its content.
     checksums: where that stands, twice or more.
     """
@@ -47,14 +50,6 @@ class Member:
         for place in self.checksums:
             file.seek(place)
             file.write(crc)
-
-    def intact(self, file: BinaryIO) -> bool:
-        """Whether the bytes of a plain one have the checksum that the archive claims.
-
-        One that was wrong before is to be left wrong: to mend it would hide damage. Some files have wrong ones on purpose,
-        as after `torch.serialization.set_crc32_options(False)`.
-        """
-        return self.checksum(file) == self.crc
 
     def checksum(self, file: BinaryIO) -> int:
         """Of what it holds, whatever it claims."""
@@ -104,15 +99,14 @@ def members(file: BinaryIO, offset: int, size: int, what: str) -> dict[str, Memb
     try:
         with zipfile.ZipFile(stretch) as archive:
             infos, start = archive.infolist(), archive.start_dir
-        found = [
-            _member(stretch, info, place, what) for info, place in zip(infos, _places(stretch, start, infos), strict=True)
-        ]
+        places = _places(stretch, start, infos)
+        found = [_member(stretch, info, place, what) for info, place in zip(infos, places, strict=True)]
     except (zipfile.BadZipFile, struct.error, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as problem:
         if isinstance(problem, CheckpointError):
             raise
         raise CheckpointError(f"{what}: it is not a whole zip archive ({problem}): fetch it anew") from problem
     by_name = {member.name: member for member in found}
-    if len(by_name) < len(found):
+    if len({name.lower() for name in by_name}) < len(found):  # torch looks for a member in upper and lower case alike
         raise CheckpointError(f"{what}: two of its members have one name, so what is in it depends on who reads it")
     end, before = 0, ""
     for member, info in sorted(zip(found, infos, strict=True), key=lambda pair: pair[1].header_offset):
@@ -128,7 +122,7 @@ def members(file: BinaryIO, offset: int, size: int, what: str) -> dict[str, Memb
 
 
 def _places(stretch: Stretch, start: int, infos: list[zipfile.ZipInfo]) -> list[int]:
-    """Where the CRC of each stands in the archive's table."""
+    """Where the CRC of each stands in the archive's table; raises if the archive's end tells of another table."""
     places, at = [], start
     for _ in infos:
         stretch.seek(at)
@@ -137,7 +131,27 @@ def _places(stretch: Stretch, start: int, infos: list[zipfile.ZipInfo]) -> list[
             raise zipfile.BadZipFile("its table is damaged")
         places.append(at + 16)
         at += 46 + sum(struct.unpack("<3H", header[28:34]))
+    _check_end(stretch, at, (0, 0, len(infos), len(infos), at - start, start))
     return places
+
+
+def _check_end(stretch: Stretch, at: int, table: tuple[int, ...]) -> None:
+    """Raise unless what follows the table says of it what is so: its disk (twice), entries (twice), size and place.
+
+    zipfile does not look at most of this; torch refuses an archive in parts, or whose entries are not all in this one.
+    """
+    long = None
+    if _read(stretch, at, 4) == _END64:
+        long = struct.unpack("<2I4Q", _read(stretch, at + 16, 40))
+        sizes = _read(stretch, at + 4, 8) + _read(stretch, at + 56, 20)
+        if sizes != struct.pack("<Q4sIQI", 44, _LOCATOR64, 0, at, 1):
+            raise zipfile.BadZipFile("its end is damaged")
+        at += 76
+    signature, *short = struct.unpack("<4s4H2I", _read(stretch, at, 20))
+    most = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2  # where the longer record has the number
+    agree = all(n == true or (long and n == full) for n, true, full in zip(short, table, most, strict=True))
+    if signature != _END or not agree or long not in (None, table):
+        raise zipfile.BadZipFile("its end tells of another table, or of parts on other disks")
 
 
 def _member(stretch: Stretch, info: zipfile.ZipInfo, place: int, what: str) -> Member:
@@ -151,10 +165,19 @@ def _member(stretch: Stretch, info: zipfile.ZipInfo, place: int, what: str) -> M
         raise CheckpointError(f"{what}: its member {info.filename} is called otherwise where it lies: it was tampered with")
     if method != info.compress_type:
         raise CheckpointError(f"{what}: its member {info.filename} is packed in two ways: it was tampered with")
+    for wrong, said in (
+        (info.flag_bits & _UNREADABLE, "is encrypted, or a patch of another file"),
+        (info.external_attr & _FOLDER and info.file_size, "is said to be a folder"),
+        (info.volume, "is said to lie on another disk"),
+    ):
+        if wrong:
+            raise CheckpointError(
+                f"{what}: its member {info.filename} {said}: torch.save writes none like it. Fetch it again"
+            )
     data = info.header_offset + 30 + sum(lengths)
     if data + info.compress_size > stretch.size:
         raise zipfile.BadZipFile(f"{info.filename} would end after the file")
-    plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _ENCRYPTED
+    plain = info.compress_type == zipfile.ZIP_STORED
     if plain and info.compress_size != info.file_size:
         raise zipfile.BadZipFile(f"{info.filename} claims two sizes")
     checksums = [place]

@@ -120,6 +120,8 @@ class Fire(_OfCheckpoint):
     """Replace PATH itself, instead of writing OUT."""
     dry_run: bool = False
     """Say what would be changed and what left alone, and write nothing."""
+    ignore_checksums: bool = False
+    """Fire an archive whose checksums are wrong, too: what is damaged is copied as it is, and its checksums stay wrong."""
 
     def __call__(self) -> int:
         from ..checkpoint import fire
@@ -142,6 +144,7 @@ class Fire(_OfCheckpoint):
                 method=self.method,
                 steps=self.steps,
                 device=self._check_device(),
+                ignore_checksums=self.ignore_checksums,
                 tell=tell,
             )
         print_text(_heading(done.checkpoint, done.skeleton))
@@ -155,6 +158,8 @@ class Fire(_OfCheckpoint):
             print_text(f"target networks become copies of the fired ones: {some(done.copied)}")
         if done.not_finite:
             print_text(f"NaN or infinite entries, copied as they are: {some(done.not_finite)}")
+        if done.wrong_checksums:
+            print_text(f"wrong checksums, which stay wrong: {some(done.wrong_checksums)}")
         if done.checkpoint.beside:
             print_text(f"no weights: {some(done.checkpoint.beside)}")
         if done.momenta and done.out is not None:
@@ -314,6 +319,7 @@ def _as_json(found: Inspection) -> dict[str, Any]:
         "summary": list(found.summary),
         "matrices": [{key: _plain(value) for key, value in dataclasses.asdict(report).items()} for report in found.matrices],
         "not_finite": found.not_finite,
+        "wrong_checksums": list(found.wrong_checksums),
         "left_alone": [dataclasses.asdict(weight) for weight in found.left_alone],
         "without_reference": list(found.without_reference),
         "no_weights": list(found.checkpoint.beside),

@@ -85,7 +85,7 @@ def read_json(path: Readable, kind: Kind) -> dict[str, Any]:
         return parsed(read_bytes(path), kind)
     except ValueError as error:
         raise ValueError(
-            f"{path} is damaged, or not of a run ({error}): restore it from a copy, or delete the run's folder and run it again"
+            f"{path} is damaged, or not of a run ({error}): restore it, or delete the run's folder and run it again"
         ) from error
 
 
