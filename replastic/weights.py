@@ -136,11 +136,11 @@ def _unasked_embeddings(
         rule = PRESETS.get(ask.removeprefix("preset:"))
         return rule[1]("linear", None) if rule else any(fnmatch.fnmatchcase(form, ask) for form in _forms(weight))
 
-    taken = {weight.memory for weight in chosen}
+    taken, asked = {weight.memory for weight in chosen}, {id(weight) for weight in wanted}
     frozen = [
         LeftAlone(weight.name, weight.shape, weight.reason)
         for weight in found.skipped
-        if weight.kind == "embedding" and weight not in wanted and any(meant(ask, weight) for ask in asks)
+        if weight.kind == "embedding" and id(weight) not in asked and any(meant(ask, weight) for ask in asks)
     ]
     return frozen + [
         LeftAlone(
@@ -170,12 +170,13 @@ def _nothing(where: Where, left_alone: list[LeftAlone], found: Inventory) -> str
 
 def _check_no_overlap(chosen: list[WeightMatrix]) -> None:
     """Every entry of memory is to be written once: by one weight, read in one way."""
-    spans: dict[tuple[object, ...], tuple[int, int, str]] = {}
+    spans: list[tuple[int, int, str]] = []
     for weight in chosen:
         p, name = weight.parameter, weight.name.partition(":")[0]
         last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
-        span = (p.data_ptr(), p.data_ptr() + (last + 1) * p.itemsize, name)
-        for start, stop, other in spans.values():
-            if other != name and span[0] < stop and start < span[1]:
-                raise ValueError(f"{other} and {name} share memory, read in two ways: choose one of them")
-        spans[weight.memory] = span
+        spans.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.itemsize, name))
+    end, before = 0, ""  # of those that begin earlier, the one that goes furthest: if a span meets any, it meets this one
+    for start, stop, name in sorted(spans, key=lambda span: span[0]):
+        if name != before and start < end:
+            raise ValueError(f"{before} and {name} share memory, read in two ways: choose one of them")
+        end, before = max((end, before), (stop, name))

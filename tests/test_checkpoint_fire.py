@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import stat
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -78,7 +78,8 @@ def by_zipfile_and_torch(path: Path) -> dict[str, Tensor]:
 
 def by_torch(path: Path) -> dict[str, Tensor]:
     loaded = torch.load(path, weights_only=True, map_location="cpu")
-    return {name: value for name, value in loaded.items() if isinstance(value, Tensor)} if isinstance(loaded, dict) else {}
+    pairs = loaded.items() if isinstance(loaded, dict) else ()
+    return {name: value for name, value in pairs if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def by_safetensors(path: Path) -> dict[str, Tensor]:
@@ -150,8 +151,7 @@ def ours(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]] | None:
             checkpoint = open_checkpoint(path)
             skeleton(checkpoint)
             wrong = faults_of(checkpoint).wrong_checksums
-    except CheckpointError as problem:
-        assert path.name in str(problem)
+    except CheckpointError:
         return None
     if wrong:
         return None
@@ -212,14 +212,18 @@ def run(target: Path, official: Official, wholes: dict[Path, bytes], harm: dict[
     assert outcomes["refused here"] < FILES // 10
 
 
-FORMATS = {"zip": (zipped, archive, ".pt"), "legacy": (legacy_file, legacy, ".pth"), "safetensors": (safetensors_file, None, "")}
+FORMATS = {
+    "zip": (zipped, archive, ".pt"),
+    "legacy": (legacy_file, legacy, ".pth"),
+    "safetensors": (safetensors_file, None, ""),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_damaged_files_are_refused_as_their_own_readers_do_or_mean_the_same(tmp_path: Path, form: str) -> None:
     make, around, suffix = FORMATS[form]
-    path = tmp_path / f"a{suffix or '.safetensors'}"
+    path = tmp_path / f"a{suffix}"
     harm: dict[Path, bytes] = {}
     mark = tmp_path / "ran"
     if around is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .checksums import Watched
 from .opened import Checkpoint
+from .stored import place, printable
 from .zipped import Member
 
 Tell = Callable[[int, int, str], None]  # how many of how many, and what comes next
@@ -27,7 +28,9 @@ class Faults:
     @property
     def wrong_checksums(self) -> tuple[str, ...]:
         """As people read it."""
-        return tuple(f"{member.name} of {file.name}" for file, wrong in self.checksums.items() for member in wrong)
+        return tuple(
+            printable(f"{member.name} of {file.name}") for file, wrong in self.checksums.items() for member in wrong
+        )
 
 
 def faults_of(checkpoint: Checkpoint, tell: Tell | None = None, *, numbers: bool = True) -> Faults:
@@ -38,13 +41,16 @@ def faults_of(checkpoint: Checkpoint, tell: Tell | None = None, *, numbers: bool
             file: Watched(stack.enter_context(open(file, "rb")), checkpoint.checksums.get(file, ()))
             for file in checkpoint.files
         }
+        looked: dict[tuple[object, ...], int] = {}  # a tensor of many names is read once
         for number, (name, stored) in enumerate(checkpoint.tensors.items() if numbers else ()):
             if tell is not None:
                 tell(number, len(checkpoint.tensors), f"looking for NaN in {name}")
             if stored.dtype.is_floating_point and stored.dtype.itemsize > 1:  # float8 has other ways to say it
-                blocks = stored.blocks(files[stored.file])  # pyright: ignore[reportArgumentType]
-                bad = sum(int((~block.isfinite()).sum()) for block in blocks)
-                if bad:
-                    not_finite[name] = bad
+                where = place(stored)
+                if where not in looked:
+                    blocks = stored.blocks(files[stored.file])  # pyright: ignore[reportArgumentType]
+                    looked[where] = sum(int((~block.isfinite()).sum()) for block in blocks)
+                if looked[where]:
+                    not_finite[name] = looked[where]
         checksums = {file: watched.wrong() for file, watched in files.items()}
     return Faults(not_finite, {file: wrong for file, wrong in checksums.items() if wrong})

@@ -95,6 +95,9 @@ def fire(
     work = _by_tensor(bones, selection)
     chosen = dict.fromkeys(stored for stored, _ in work)
     _check_apart(checkpoint, chosen)
+    for stored in sorted(chosen, key=lambda stored: stored.span)[-1:]:
+        with stored.memory():
+            torch.empty(stored.span, dtype=torch.uint8)  # so that a file of absurd size is not read and copied first
     faults = faults_of(checkpoint, tell)
     if not ignore_checksums:
         _check_checksums(checkpoint, faults)
@@ -177,10 +180,11 @@ def _check_finite(checkpoint: Checkpoint, chosen: Collection[Stored], faults: Fa
 def _project(
     file: BinaryIO, stored: Stored, weights: list[WeightMatrix], options: PolarOptions, device: str | torch.device
 ) -> list[Figures]:
-    parameter = nn.Parameter(stored.read(file).to(device), requires_grad=False)
-    account = project_([replace(weight, parameter=parameter) for weight in weights], options)
-    stored.write(file, parameter.detach().cpu())
-    return account.figures()
+    with stored.memory():
+        parameter = nn.Parameter(stored.read(file).to(device), requires_grad=False)
+        account = project_([replace(weight, parameter=parameter) for weight in weights], options)
+        stored.write(file, parameter.detach().cpu())
+        return account.figures()
 
 
 def _mend_checksums(checkpoint: Checkpoint, files: Mapping[Path, BinaryIO], changed: list[Stored], faults: Faults) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .stored import Stored
+from .stored import Stored, place
 
 # Names of low-rank adapters, of what goes around a block's layers, of what reads a network's input and writes its output.
 LORA = re.compile(r"(?:^|[._])lora(?:[._]|$)", re.IGNORECASE)
@@ -83,9 +84,41 @@ class Holders:
                 last[len(holder.shape())] = holder
         return found
 
+    @cached_property
+    def _after(self) -> dict[str, Holder]:
+        """The first convolution that has a certain one before it, by that one's name."""
+        found: dict[str, Holder] = {}
+        for holder in self.convolutions:
+            before = self.before[holder.name]
+            if before is not None:
+                found.setdefault(before.name, holder)
+        return found
+
     def next_reads(self, holder: Holder) -> int | None:
         """The second side of the convolution after one."""
-        return next((h.shape()[1] for h in self.convolutions if self.before[h.name] is holder), None)
+        after = self._after.get(holder.name)
+        return None if after is None else after.shape()[1]
+
+    @cached_property
+    def readers(self) -> Counter[int]:
+        """How many convolutions read so many channels."""
+        return Counter(holder.shape()[1] for holder in self.convolutions)
+
+    @cached_property
+    def ends(self) -> dict[tuple[str, str], tuple[Holder, Holder]]:
+        """By a block's name and that of its shortcut, the first and last convolution of the block outside the shortcut."""
+        aside: dict[str, set[str]] = {}
+        for match in filter(None, (SHORTCUT.fullmatch(holder.name) for holder in self.convolutions)):
+            aside.setdefault(match[1], set()).add(match[2])
+        found: dict[tuple[str, str], tuple[Holder, Holder]] = {}
+        for holder in self.convolutions:
+            block = holder.name.rpartition(".")[0]
+            while block:
+                for name in aside.get(block, ()):
+                    if not holder.name.startswith(f"{block}.{name}"):
+                        found[block, name] = (found.get((block, name), (holder,))[0], holder)
+                block = block.rpartition(".")[0]
+        return found
 
     @cached_property
     def one_channel(self) -> bool:
@@ -109,11 +142,6 @@ class Holders:
         if sign.pattern not in self._shown:
             self._shown[sign.pattern] = any(map(sign.fullmatch, self.by_name))
         return self._shown[sign.pattern]
-
-
-def place(stored: Stored) -> tuple[object, ...]:
-    """Equal for names of the very same tensor."""
-    return stored.file, stored.offset, stored.dtype, stored.shape, stored.stride
 
 
 def _natural(name: str) -> list[tuple[int, list[tuple[int, int | str]]]]:

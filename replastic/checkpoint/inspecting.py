@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -124,8 +125,9 @@ def inspect(
     before = None if reference is None else open_checkpoint(reference)
     matrices = {name for name, stored in checkpoint.tensors.items() if len(stored.shape) == 2 and name.endswith(".weight")}
     weights, left_alone = _weights(bones, where, matrices)
-    absent = [name for name in dict.fromkeys(bones.stored(w).name for w in weights) if not _same(name, checkpoint, before)]
-    if before is not None and len(absent) == len({bones.stored(w).name for w in weights}):
+    names = dict.fromkeys(bones.stored(weight).name for weight in weights)
+    absent = {name: None for name in names if not _same(name, checkpoint, before)}
+    if before is not None and len(absent) == len(names):
         raise CheckpointError(f"{reference} has none of the weights of {path} by name and shape: is it of the same network?")
     reports: list[MatrixReport] = []
     with ExitStack() as stack:
@@ -136,7 +138,8 @@ def inspect(
                 tell(number, len(weights), weight.name)
             stored = bones.stored(weight)
             other = before.tensors[stored.name] if before is not None and stored.name not in absent else None
-            report = _report(weight, bones.layer(weight), stored, other, files, device)
+            with stored.memory():
+                report = _report(weight, bones.layer(weight), stored, other, files, device)
             reports.append(replace(report, kind="unknown", deviation=None) if weight.name in bones.taken else report)
     reports.sort(key=lambda report: (report.bad == 0, -_finite(ORDERS[by](report))))
     missing = tuple(absent) if before is not None else ()
@@ -244,6 +247,7 @@ def _distance(weight: WeightMatrix, other: Tensor) -> float:
     return math.sqrt(moved / norm) if norm else math.inf if moved else 0.0
 
 
+@cache  # networks have a few shapes, and the sum is long
 def random_rank(rows: int, columns: int) -> float:
     """The effective rank of a large Gaussian matrix of these sides, by the law of Marchenko and Pastur.
 
@@ -274,8 +278,8 @@ def _summary(found: Inspection) -> list[str]:
     broken = found.not_finite
     if found.wrong_checksums:
         said.append(
-            f"Wrong checksums: {some(found.wrong_checksums)}. The content is not what was saved: the file is damaged, or was "
-            "changed afterwards, and the figures are of what is there now. Fetch it again."
+            f"Wrong checksums: {some(found.wrong_checksums)}. The content is not what was saved: the file is damaged, or "
+            "was changed afterwards, and the figures are of what is there now. Fetch it again."
         )
     if broken:
         named = some(f"{name} ({count:,})" for name, count in broken.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,7 +13,7 @@ from ..listing import some
 from ..states import plain
 from . import safetensors_file
 from .links import lost
-from .stored import CheckpointError, Stored, printable
+from .stored import CheckpointError, Stored, place, printable
 from .torch_file import Contents, is_average, read_archive, read_legacy
 from .zipped import Member
 
@@ -21,6 +22,10 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".zip")
 _LONGEST_INDEX = 2**27
 _LONGEST_NAME = 255  # bytes, of a file
 _DEEPEST = 64  # modules in each other
+_LONGEST_TENSOR = 1000  # characters of a tensor's name
+MOST_TENSORS = 2**18  # twice those of the largest public models, each of which takes a few KiB of memory
+MOST_SHARDS = 400  # all of which are open together, and a process may open about a thousand files
+_MOST_READS = 64  # times the size of the files: tensors that are different views of one storage are read one by one
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,8 @@ def _open_folder(folder: Path) -> Checkpoint:
 def _open_sharded(index: Path, beside: tuple[Path, ...], path: Path | None = None) -> Checkpoint:
     where = _shard_names(index)
     shards = sorted(set(where.values()))
+    if len(shards) > MOST_SHARDS:
+        raise CheckpointError(f"{index} names {len(shards):,} shards, and no more than {MOST_SHARDS} can be opened together")
     missing = [name for name in shards if not (index.parent / name).is_file()]
     if missing:
         raise CheckpointError(
@@ -152,14 +159,21 @@ def _read_file(path: Path) -> Contents:
 
 def _checkpoint(path: Path, read: list[tuple[Path, Contents]], along: tuple[Path, ...] | None = None) -> Checkpoint:
     tensors: dict[str, Stored] = {}
+    count = sum(len(contents.tensors) for _, contents in read)
+    if count > MOST_TENSORS:
+        raise CheckpointError(f"{path} holds {count:,} tensors, where {MOST_TENSORS:,} is the most that is looked into")
     for file, contents in read:
         for name, stored in contents.tensors.items():
-            if not name.isprintable() or name.count(".") >= _DEEPEST:
-                raise CheckpointError(f"{file}: a tensor is called {name[:80]!r}, which no module's is")
+            if not name.isprintable() or name.count(".") >= _DEEPEST or len(name) > _LONGEST_TENSOR:
+                raise CheckpointError(
+                    f"{file}: a tensor is called {name[:80]!r}, which no module's is: at most {_LONGEST_TENSOR:,} printable "
+                    f"characters, and {_DEEPEST} modules in each other"
+                )
             known = plain(name)
             if known in tensors:
                 raise CheckpointError(f"{known} is in {tensors[known].file.name} and in {file.name}: which one counts?")
             tensors[known] = replace(stored, name=known)
+    _check_reads(path, tensors.values())
     if not tensors:
         beside = some(entry for _, contents in read for entry in contents.beside)
         only = f", only {beside}" if beside else ""
@@ -175,6 +189,18 @@ def _checkpoint(path: Path, read: list[tuple[Path, Contents]], along: tuple[Path
         tuple(printable(entry) for _, contents in read for entry in contents.beside),
         {file: contents.checksums for file, contents in read if contents.checksums},
     )
+
+
+def _check_reads(path: Path, tensors: Collection[Stored]) -> None:
+    """Raise if to read each tensor is to read the files over and over. Names of the very same one are read once."""
+    spans = {place(stored): stored.span for stored in tensors}
+    size = sum(file.stat().st_size for file in {stored.file for stored in tensors})
+    total = sum(spans.values())
+    if total > _MOST_READS * size:
+        raise CheckpointError(
+            f"{path}: its {len(spans):,} tensors are overlapping views, {total:,} bytes of a file of {size:,}, and at most "
+            f"{_MOST_READS} times its size is read: save them as tensors of their own, with .clone()"
+        )
 
 
 def _averages(tensors: dict[str, Stored]) -> tuple[str, ...]:

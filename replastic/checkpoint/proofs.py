@@ -103,7 +103,7 @@ def _reads_image(holder: Holder, around: Holders) -> bool:
     One with one channel may have as many groups as outputs: a signal's has, and so may one that is called depthwise.
     """
     reads, axes = holder.shape()[1], len(holder.shape())
-    alone = sum(other.shape()[1] == reads for other in around.convolutions) == 1
+    alone = around.readers[reads] == 1
     one = reads == 1 and axes > 3 and not _BY_CHANNEL.search(holder.name)
     return reads == 3 or (alone and (reads == 4 or one))
 
@@ -113,12 +113,11 @@ def _is_shortcut(holder: Holder, around: Holders, tell: Tell) -> bool:
     match = SHORTCUT.fullmatch(holder.name)
     if match is None:
         return False
-    inside, aside = f"{match[1]}.", f"{match[1]}.{match[2]}"
-    block = [h for h in around.convolutions if h.name.startswith(inside) and not h.name.startswith(aside)]
-    if not block or (block[0].shape()[1], block[-1].shape()[0]) != (holder.shape()[1], holder.shape()[0]):
+    ends = around.ends.get((match[1], match[2]))
+    if ends is None or (ends[0].shape()[1], ends[1].shape()[0]) != (holder.shape()[1], holder.shape()[0]):
         return False
     try:
-        first = tell(block[0], around)
+        first = tell(ends[0], around)
     except Unknown:
         return False
     return first is not None and getattr(first.layer, "groups", 0) == 1
@@ -142,6 +141,9 @@ def attention(holder: Holder) -> nn.Module:
     return layer
 
 
+_MOST_LAYERS = 1000  # torch takes the square of their number to make them
+
+
 def recurrent(holder: Holder) -> nn.Module:
     """torch's, or a cell, by how many gates there are; all of its weights must be there, and no others."""
     cell = "weight_hh" in holder.tensors
@@ -157,6 +159,8 @@ def recurrent(holder: Holder) -> nn.Module:
         layer = kinds[gates][1](into[1], size, bias=False, device="meta")
     else:
         layers = len([name for name in holder.tensors if re.fullmatch(r"weight_hh_l\d+", name)])
+        if layers > _MOST_LAYERS:
+            raise Unknown(f"is recurrent, with {layers:,} layers, where {_MOST_LAYERS:,} is the most that is looked into")
         more = {"proj_size": projected[0]} if projected else {}
         both = "weight_hh_l0_reverse" in holder.tensors
         layer = kinds[gates][0](into[1], size, layers, bias=False, bidirectional=both, device="meta", **more)

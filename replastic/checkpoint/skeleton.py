@@ -11,6 +11,7 @@ import copy
 import mmap
 import warnings
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -18,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn.modules import conv
 
 from ..inventory import Inventory, Unavailable, WeightMatrix, take_inventory
-from ..layers import FUSED, UnknownLayout, layouts, role_of
+from ..layers import FUSED, Kind, UnknownLayout, layouts, role_of
 from ..weights import Selection, Where, choose
 from .families import HEADS, TARGET, TIED, layer_of
-from .holders import LORA, Holder, Holders, place
+from .holders import LORA, Holder, Holders
 from .opened import Checkpoint
 from .proofs import Conv1D, Fused, Known, Unknown
-from .stored import CheckpointError, Stored
+from .stored import CheckpointError, Stored, place
+from .twins import twins_of
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Skeleton:
     twins: heads that are in the file as copies of an embedding, bit by bit, and that embedding. They are one weight: who
         writes the embedding is to write its twin as well.
     taken: unknown weights that were taken as plain layers.
+    empty: weights without entries, which belong to no layer here: a file may have any number of them.
     """
 
     model: nn.Module
@@ -51,6 +54,7 @@ class Skeleton:
     tied: dict[str, str] = field(default_factory=dict)
     twins: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
+    empty: tuple[Stored, ...] = ()
     _networks: dict[str, str] = field(default_factory=dict)  # of each follower, the one that it follows
     _fused: set[str] = field(default_factory=set)  # unknown weights that hold queries
     _stored: dict[int, Stored] = field(default_factory=dict)  # by the parameter that stands for it
@@ -67,6 +71,7 @@ class Skeleton:
         """All weights, and what is left alone, with the reason. frozen: with those that follow others."""
         found = take_inventory(self.model, frozen=frozen)
         found.skipped = [replace(self._as_asked(weight), reason=self._reason(weight)) for weight in found.skipped]
+        found.skipped += [Unavailable(one.name, _kind(len(one.shape)), None, one.shape, "is empty") for one in self.empty]
         return found
 
     def _as_asked(self, weight: Unavailable) -> Unavailable:
@@ -74,7 +79,7 @@ class Skeleton:
         where, _, attribute = weight.name.rpartition(".")
         holds_queries = weight.name in self._fused or "query" in FUSED.get(where.rpartition(".")[2], ())
         fused = "query" if holds_queries else None
-        kind = "convolution" if attribute == "weight" and len(weight.shape) > 2 else "linear"
+        kind = _kind(len(weight.shape) if attribute == "weight" else 2)
         return replace(weight, kind=kind, role=role_of(where) or fused) if weight.name in self.unknown else weight
 
     def select(self, where: Where, *, frozen: bool = False) -> Selection:
@@ -97,7 +102,7 @@ class Skeleton:
     def following(self, fired_names: set[str]) -> tuple[str, ...]:
         """The tensors of target networks, biases too, in whose own network one of these weights is: so that they are one
         again."""
-        moved = {net for net in {*self._networks.values()} if any(name.startswith(f"{net}.") for name in fired_names)}
+        moved = {outer for name in fired_names for outer in accumulate(name.split(".")[:-1], "{}.{}".format)}
         return tuple(name for name, network in self._networks.items() if network in moved)
 
     def _reason(self, weight: Unavailable) -> str:
@@ -165,16 +170,18 @@ _NO_LAYER = "belongs to no layer that is known by its name"
 
 def skeleton(checkpoint: Checkpoint) -> Skeleton:
     """The layers of a checkpoint."""
+    tensors = {name: stored for name, stored in checkpoint.tensors.items() if stored.numel}
     # A safetensors file has its tensors sorted by name, one of torch.save as the model has them.
-    holders = Holders(_holders(checkpoint.tensors), ordered=checkpoint.format != "safetensors")
-    made = Skeleton(_Other(), averages=checkpoint.averages)
-    _find_targets(made, checkpoint.tensors)
+    holders = Holders(_holders(tensors), ordered=checkpoint.format != "safetensors")
+    made = Skeleton(_Other(), averages=tuple(name for name in checkpoint.averages if name in tensors))
+    made.empty = tuple(stored for stored in checkpoint.tensors.values() if not stored.numel and _is_weight(stored))
+    _find_targets(made, tensors)
     fixed = {*made.followers, *made.strays, *made.averages}
     maps = {file: _mapped(file) for file in checkpoint.files}
     # What a convolution is may depend on the one before it.
     order = dict.fromkeys([*(holder.name for holder in holders.convolutions), *holders.by_name])
     layers = {name: _layer(holders.by_name[name], holders, made) for name in order}
-    _settle_names(made, layers, checkpoint.tensors)
+    _settle_names(made, layers, tensors)
     for holder in holders.by_name.values():
         known = layers[holder.name]
         if known.family:
@@ -190,8 +197,8 @@ def skeleton(checkpoint: Checkpoint) -> Skeleton:
         else:
             known.layer._modules.update(made.model._modules)
             made.model = known.layer
-    _tie(made, checkpoint)
-    _pair_copies(made, checkpoint.tensors)
+    _tie(made, tensors)
+    _pair_copies(made, tensors)
     return made
 
 
@@ -204,10 +211,19 @@ def _layer(holder: Holder, holders: Holders, made: Skeleton) -> Known:
     except Unknown as problem:
         reason = str(problem)
         made._fused |= {stored.name for stored in holder.tensors.values() if isinstance(problem, Fused)}
-    for attribute, stored in holder.tensors.items():
-        if len(stored.shape) > 1 and stored.dtype.is_floating_point and "bias" not in attribute:
+    for stored in holder.tensors.values():
+        if _is_weight(stored):
             made.unknown[stored.name] = reason
     return Known(_Other())
+
+
+def _is_weight(stored: Stored) -> bool:
+    return len(stored.shape) > 1 and stored.dtype.is_floating_point and "bias" not in stored.name.rpartition(".")[2]
+
+
+def _kind(axes: int) -> Kind:
+    """That a weight of unknown kind would be asked for as."""
+    return "convolution" if axes > 2 else "linear"
 
 
 def _settle_names(made: Skeleton, layers: dict[str, Known], tensors: dict[str, Stored]) -> None:
@@ -215,29 +231,28 @@ def _settle_names(made: Skeleton, layers: dict[str, Known], tensors: dict[str, S
     may be an embedding under the other."""
     names: dict[tuple[object, ...], list[str]] = {}
     for name, stored in tensors.items():
-        if stored.numel:
-            names.setdefault(place(stored), []).append(name)
+        names.setdefault(place(stored), []).append(name)
     for same in names.values():
         puzzling = [name for name in same if name in made.unknown]
-        for name in same if puzzling else ():
-            known = layers[name.rpartition(".")[0]]
-            if name in puzzling or name.rpartition(".")[2] != "weight":
-                continue
-            if isinstance(known.layer, nn.Linear | Conv1D):
+        told = [name.rpartition(".")[0] for name in same if name not in made.unknown and name.rpartition(".")[2] == "weight"]
+        for where in told if puzzling else ():
+            if isinstance(layers[where].layer, nn.Linear | Conv1D):
+                name = f"{where}.weight" if where else "weight"
                 made.unknown[name] = f"is the same tensor as {puzzling[0]}, whose layer is not known: an embedding?"
-                layers[name.rpartition(".")[0]] = Known(_Other())
-            elif isinstance(known.layer, conv._ConvNd):
-                for other in puzzling:
-                    where, _, attribute = other.rpartition(".")
-                    if attribute == "weight" and made.unknown.pop(other, None):
-                        layers[where] = Known(copy.deepcopy(known.layer))
+                layers[where] = Known(_Other())
+        alike = next((layers[where].layer for where in told if isinstance(layers[where].layer, conv._ConvNd)), None)
+        for name in puzzling:
+            where, _, attribute = name.rpartition(".")
+            if alike is not None and attribute == "weight":
+                del made.unknown[name]
+                layers[where] = Known(copy.deepcopy(alike))
 
 
 def _holders(tensors: dict[str, Stored]) -> dict[str, Holder]:
     found: dict[str, Holder] = {}
     for name, stored in tensors.items():
         where, _, attribute = name.rpartition(".")
-        if not attribute or (where and not all(where.split("."))):
+        if not all(name.split(".")):  # .weight is not weight
             raise CheckpointError(f"{stored.file}: a tensor is called {name!r}, which no module's is")
         found.setdefault(where, Holder(where, {})).tensors[attribute] = stored
     return found
@@ -263,11 +278,11 @@ def _find_targets(made: Skeleton, tensors: dict[str, Stored]) -> None:
     made.strays = {name: net for name, net in made.strays.items() if place(tensors[name]) not in others}
 
 
-def _tie(made: Skeleton, checkpoint: Checkpoint) -> None:
+def _tie(made: Skeleton, tensors: dict[str, Stored]) -> None:
     """Add the heads that are not in the file because they are its embeddings."""
     for embedding, head, sign in TIED:
         name, weight, own = f"{head}.weight", f"{embedding}.weight", f"{embedding.partition('.')[0]}."
-        names = checkpoint.tensors.keys()
+        names = tensors.keys()
         shown = f"{sign}.weight" in names if sign else all(other.startswith(own) for other in names)
         if shown and weight in names and name not in names:
             layer = nn.Linear(1, 1, bias=False, device="meta")
@@ -282,28 +297,16 @@ def _pair_copies(made: Skeleton, tensors: dict[str, Stored]) -> None:
     held = {f"{name}.weight": module for name, module in modules.items() if f"{name}.weight" in tensors}
     embeddings = [name for name, module in held.items() if isinstance(module, nn.Embedding)]
     heads = [n for n, m in held.items() if isinstance(m, nn.Linear) and HEADS.fullmatch(n.removesuffix(".weight"))]
-    for head in heads:
-        mine = _parameter(made.model, head)
-        for embedding in embeddings:
-            its = _parameter(made.model, embedding)
-            alike = mine.requires_grad == its.requires_grad and place(tensors[head]) != place(tensors[embedding])
-            if alike and _equal(tensors[head], tensors[embedding]):
-                _module(made.model, head.rpartition(".")[0])._parameters["weight"] = its
-                del made._stored[id(mine)]
-                made.twins[head] = embedding
-                break
-
-
-def _equal(one: Stored, other: Stored) -> bool:
-    """Whether two tensors have the same bits, as far as the first difference."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype) or not one.numel:
-        return False
-    with open(one.file, "rb") as first, open(other.file, "rb") as second:
-        if one.contiguous and other.contiguous:
-            pairs = zip(one.blocks(first), other.blocks(second), strict=True)
-        else:
-            pairs = iter([(one.read(first).contiguous(), other.read(second).contiguous())])
-        return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+    for trained in (True, False):
+        these, those = (
+            [tensors[name] for name in names if _parameter(made.model, name).requires_grad == trained]
+            for names in (heads, embeddings)
+        )
+        for head, embedding in twins_of(these, those).items():
+            mine = _parameter(made.model, head)
+            _module(made.model, head.rpartition(".")[0])._parameters["weight"] = _parameter(made.model, embedding)
+            del made._stored[id(mine)]
+            made.twins[head] = embedding
 
 
 def _mapped(file: Path) -> mmap.mmap:
@@ -312,8 +315,6 @@ def _mapped(file: Path) -> mmap.mmap:
 
 
 def _view(stored: Stored, mapped: mmap.mmap) -> Tensor:
-    if not stored.numel:
-        return torch.empty(stored.shape, dtype=stored.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it cannot be written to is meant so
         count = stored.span // stored.dtype.itemsize

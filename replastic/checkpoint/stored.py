@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -85,7 +86,7 @@ class Stored:
         if values.shape != self.shape or values.dtype != self.dtype:
             raise ValueError(f"{self.name} is {self.dtype} {self.shape}, not {values.dtype} {tuple(values.shape)}")
         # What lies between the entries of a strided tensor is others', and written back as it was.
-        content = bytearray(self.span) if self.contiguous else self._bytes(file)
+        content = self._room(self.span) if self.contiguous else self._bytes(file)
         self._view(content).copy_(values)
         file.seek(self.offset)
         file.write(content)
@@ -98,8 +99,26 @@ class Stored:
         for start in range(0, self.span, _BLOCK):
             yield torch.frombuffer(self._bytes(file, start, min(_BLOCK, self.span - start)), dtype=self.dtype)
 
+    def _room(self, count: int) -> bytearray:
+        """Memory for so many of its bytes."""
+        with self.memory():
+            return bytearray(count)
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """Within, too little memory is an error that names the file and the tensor."""
+        try:
+            yield
+        except (MemoryError, OverflowError, RuntimeError) as problem:
+            if isinstance(problem, RuntimeError) and "allocate" not in str(problem):  # torch's has no type of its own
+                raise
+            raise CheckpointError(
+                f"{self.file}: {self.name} is {self.dtype} {self.shape}, {self.span:,} bytes in the file, and there is not "
+                "enough memory for it. Choose other weights with where (--where on the command line), or a larger machine"
+            ) from problem
+
     def _bytes(self, file: BinaryIO, start: int = 0, count: int | None = None) -> bytearray:
-        content = bytearray(self.span if count is None else count)
+        content = self._room(self.span if count is None else count)
         file.seek(self.offset + start)
         view, got = memoryview(content), 0
         while got < len(content):
@@ -113,6 +132,11 @@ class Stored:
         if not content:
             return torch.empty(self.shape, dtype=self.dtype)
         return torch.frombuffer(content, dtype=self.dtype).as_strided(self.shape, self.stride)
+
+
+def place(stored: Stored) -> tuple[object, ...]:
+    """Equal for names of the very same tensor."""
+    return stored.file, stored.offset, stored.dtype, stored.shape, stored.stride
 
 
 def printable(text: str) -> str:

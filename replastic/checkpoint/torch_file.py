@@ -155,7 +155,7 @@ def _check_records(file: BinaryIO, held: dict[str, Member], what: str) -> None:
         raise CheckpointError(f"{what}: its member {name} cannot be read ({problem}): it is damaged") from problem
     if not 1 <= version <= _LATEST:
         raise CheckpointError(
-            f"{what}: its version is {version or 'not said'}, where torch reads 1 to {_LATEST}: it is damaged, or not of torch.save"
+            f"{what}: its version is {version or 'not said'}, where torch reads 1 to {_LATEST}: it is damaged"
         )
 
 
