@@ -319,21 +319,28 @@ def test_steps_of_a_float64_model_have_all_their_digits_too() -> None:
     torch.testing.assert_close(weight.detach(), want, rtol=1e-14, atol=0)  # float64 has 2e-16, float32 would have 6e-8
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e20), (torch.float32, 1e-30), (torch.float64, 1e200)])
-def test_norms_whose_squares_are_beyond_the_dtype_are_drawn_back_all_the_same(dtype: torch.dtype, scale: float) -> None:
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(torch.float32, 1e20), (torch.float32, 1e38), (torch.float32, 1e-30), (torch.float64, 1e200)]
+)
+def test_weights_whose_squares_are_beyond_the_dtype_are_left_unchanged(
+    dtype: torch.dtype, scale: float, rate: float
+) -> None:
     model = nn.Linear(30, 30, bias=False).to(dtype)
-    learner = rp.Learner(model, torch.optim.SGD(model.parameters()), methods=SWR(0.5))
-    first = model.weight.detach().clone()
+    learner = rp.Learner(model, torch.optim.SGD(model.parameters()), methods=SWR(rate))
     with torch.no_grad():
         model.weight.mul_(scale)
+    before = model.weight.detach().clone()
     learner.after_step()
-    assert torch.allclose(model.weight, first * (0.5 + 0.5 * scale), rtol=1e-5)
+    assert torch.equal(model.weight, before)
 
 
-def test_norms_that_no_number_holds_neither_zero_weights_nor_make_them_nan() -> None:
-    infinite, tiny = torch.tensor([torch.inf]), torch.tensor([1e-39])
-    assert rescaling_factors(infinite, torch.tensor([3.0]), 0.25).tolist() == [0.75]
-    assert rescaling_factors(tiny, torch.tensor([10.0]), 0.5).tolist() == [1.0]
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+def test_norms_that_no_number_holds_neither_zero_weights_nor_make_them_nan(rate: float) -> None:
+    for norm in (torch.inf, 0.0, 1e-39):
+        for number in (rate, torch.tensor([rate])):
+            assert rescaling_factors(torch.tensor([norm]), torch.tensor([10.0]), number).tolist() == [1.0]
+    assert rescaling_factors(torch.tensor([3.0]), torch.tensor([torch.inf]), rate).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("factors", [[1e300, 1.0], [1e-60, 1.0], [1e-30, 1e-30]])

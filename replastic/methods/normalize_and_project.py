@@ -38,7 +38,7 @@ View = Callable[[Tensor], Tensor]
 @torch.no_grad()
 def project_norms_(weights: Iterable[Tensor], norms: Tensor) -> None:
     """Scale each weight, in place, to its Frobenius norm in `norms`. A zero weight has no direction, and stays; so does one
-    whose norm or factor is beyond its dtype.
+    whose squared norm or whose factor overflows or vanishes in its dtype.
 
     >>> weight = torch.tensor([[3.0, 4.0]])
     >>> project_norms_([weight], torch.tensor([1.0])); weight
@@ -49,7 +49,7 @@ def project_norms_(weights: Iterable[Tensor], norms: Tensor) -> None:
         raise ValueError(f"{len(held)} weights and {len(norms)} norms: give one norm for each weight")
     if not held:
         return
-    factors = norms / many.lengths(held)
+    factors = norms / many.norms(held)
     factors = torch.where((factors < torch.inf) & ((factors > 0) | (norms == 0)), factors, 1.0)
     many.mul_(held, list(factors.unbind()))
 

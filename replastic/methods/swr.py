@@ -24,8 +24,8 @@ Departures from the paper, each for a reason:
       layer before, whose scale the norm has just removed. C starts anew at every norm layer here; then outputs are
       proportional, as the text says.
     - Running statistics follow; the paper does not say what becomes of them. Without, evaluation breaks.
-    - A layer whose norm is zero is left alone, and so are embeddings, recurrent layers and the packed projection of
-      nn.MultiheadAttention, of which the paper does not speak.
+    - A layer whose norm is zero, or whose squared norm overflows or vanishes in its dtype, is left unchanged, and so are
+      embeddings, recurrent layers and the packed projection of nn.MultiheadAttention, of which the paper does not speak.
     - "SWR + re-init" needs to know when the learning rate has decayed: reinit=True takes a layer's norm anew whenever its
       rate has fallen, within a task, to half of what it was, or less. A new task may begin with a lower rate, to warm up.
 """
@@ -57,13 +57,13 @@ _DECAYED = 0.5  # of the learning rate, that counts as a decay
 
 
 def rescaling_factors(norms: Tensor, first: Tensor, rate: float | Tensor) -> Tensor:
-    """c = (rate·first + (1 - rate)·norm)/norm for each layer; 1 where the norm is zero, or so small that c is infinite, and
-    1 - rate where it is infinite.
+    """c = (rate·first + (1 - rate)·norm)/norm for each layer; 1 where the norm is zero or infinite, or so small that c
+    is infinite.
 
     >>> rescaling_factors(torch.tensor([4.0, 0.0]), torch.tensor([2.0, 1.0]), 0.5)
     tensor([0.7500, 1.0000])
     """
-    factors = torch.where(norms.isinf(), 1 - rate, (rate * first + (1 - rate) * norms) / norms)
+    factors = (rate * first + (1 - rate) * norms) / norms  # NaN for infinite norms
     return torch.where((norms > 0) & (factors < torch.inf), factors, torch.ones_like(norms))
 
 
@@ -114,7 +114,7 @@ class LayerChain:
             many.mul_(self.variances, list(entering.square().unbind()))
 
     def norms(self) -> Tensor:
-        return many.lengths([weight.detach() for weight in self.weights])
+        return many.norms([weight.detach() for weight in self.weights])
 
 
 def _products(table: Tensor, factors: Tensor) -> Tensor:
@@ -151,7 +151,10 @@ def rescale_(model: nn.Module, factors: Sequence[float], example: Example | None
     wanted = torch.tensor(factors, dtype=work_dtype(first.dtype), device=first.device)
     used = torch.cat([wanted, _products(chain._of_bias, wanted), _products(chain._of_input, wanted).square()])
     if not ((used > 0) & used.isfinite()).all():
-        raise ValueError(f"factors={factors!r}: they or their products, for biases, are beyond {wanted.dtype}")
+        raise ValueError(
+            f"factors={factors!r}: these factors, or the products applied to biases and "
+            f"running variances, overflow or vanish in {wanted.dtype}"
+        )
     chain.rescale_(wanted)
 
 
