@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import replastic as rp
-from replastic.measures import Probe, measure
+from replastic.measures import NotMeasurable, Probe, measure
 
 m = rp.measures
 
@@ -125,3 +125,22 @@ def test_tanh_units_saturate_without_dying() -> None:
     found = measure(Probe(net, torch.randn(20, 3)), ["saturated_fraction", "dead_fraction"])
     assert found["saturated_fraction"] == 0.25
     assert found["dead_fraction"] == 0
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_activations_that_are_not_finite_are_refused_and_not_dormant(value: float) -> None:
+    activations = torch.ones(4, 3)
+    activations[1, 2] = value
+    for formula in (m.dormant_fraction, m.smallest_activity):
+        with pytest.raises(NotMeasurable, match="NaN or infinite"):
+            formula(activations)
+    assert m.activity_scores(activations.abs().mean(0)).isnan().any()
+
+
+def test_ordinary_activities_are_those_of_the_plain_formula_and_large_ones_of_the_scaled() -> None:
+    torch.manual_seed(0)
+    activations = torch.randn(300, 20)
+    mean = activations.abs().mean(0)
+    assert torch.equal(m.smallest_activity(activations), (mean / mean.mean()).amin())
+    large = m.smallest_activity(activations * 2.0**125)
+    assert torch.allclose(large, m.smallest_activity(activations))

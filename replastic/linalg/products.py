@@ -114,6 +114,13 @@ def norms_in_range(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.vector_norm(x / largest, dim=(-2, -1)) * (largest[:, 0, 0] / units), units
 
 
+def power_of_two(largest: Tensor) -> Tensor:
+    """The power of two at or just below each of these numbers, to divide by without rounding; 1 for zero."""
+    wide = largest.double()
+    mantissa = torch.frexp(wide).mantissa  # from 1/2 to below 1
+    return torch.where(wide == 0, 1, wide / (2 * mantissa)).to(largest.dtype)
+
+
 def units_of_range(sizes: Tensor, dtype: torch.dtype) -> Tensor:
     """Powers of two to divide numbers of these sizes by, so that neither their squares nor the squares of these overflow or
     vanish in float32, bfloat16 or float64: 1 but for sizes near the ends of the range."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..inventory import WeightMatrix
+from ..linalg import products
 
 
 def power_of_two(*tensors: Tensor) -> Tensor:
@@ -21,10 +22,8 @@ def power_of_two(*tensors: Tensor) -> Tensor:
     >>> power_of_two(torch.tensor([3e30, -5e30]))
     tensor(2.5353e+30)
     """
-    norms = [torch.linalg.vector_norm(tensor.detach(), math.inf).to(tensors[0].device) for tensor in tensors]
-    largest = torch.stack(norms).amax().double()
-    mantissa = torch.frexp(largest).mantissa  # from 1/2 to below 1
-    return torch.where(largest == 0, 1, largest / (2 * mantissa)).to(tensors[0].dtype)
+    ends = [torch.stack(tensor.detach().aminmax()).to(tensors[0]) for tensor in tensors]  # reads once, copies nothing
+    return products.power_of_two(torch.stack(ends).abs().amax())
 
 
 def value_of(formula: Callable[..., Tensor | float], *arguments: Any, **settings: Any) -> float:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from .probe import NotMeasurable
 from .range import power_of_two
 
 
@@ -24,7 +25,7 @@ def activity_scores(mean_abs: Tensor) -> Tensor:
     """
     mean_abs = mean_abs / power_of_two(mean_abs)
     mean = mean_abs.mean()
-    return torch.where(mean > 0, mean_abs / mean, torch.zeros_like(mean_abs))
+    return torch.where(mean == 0, torch.zeros_like(mean_abs), mean_abs / mean)  # NaN, and not zero, of what is infinite
 
 
 def smallest_activity(activations: Tensor) -> Tensor:
@@ -114,8 +115,12 @@ def sign_entropy(preactivations: Tensor) -> Tensor:
 
 
 def _mean_abs(activations: Tensor) -> Tensor:
-    """mean|h| of each unit, up to a factor that scores do not depend on: a sum of large activations would overflow."""
-    activations = _of_units(activations)
+    """mean|h| of each unit, up to a factor that scores do not depend on where the sum of large activations overflows."""
+    mean_abs = _of_units(activations).abs().mean(0)
+    if mean_abs.isfinite().all():
+        return mean_abs
+    if not activations.isfinite().all():
+        raise NotMeasurable("activations are NaN or infinite: look at the batch and the weights")
     return (activations / power_of_two(activations)).abs().mean(0)
 
 
