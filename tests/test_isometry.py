@@ -90,3 +90,10 @@ def test_the_normalised_error_does_not_depend_on_the_scale(scale: float) -> None
     before, after = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 2.0], [0.0, 1.0]])
     found = rp.normalised_squared_frobenius_error(scale * before, scale * after)
     assert found.item() == pytest.approx(0.8)
+
+
+def test_the_normalised_error_of_ordinary_matrices_has_every_digit_of_the_plain_formula() -> None:
+    torch.manual_seed(0)
+    before, after = torch.randn(2, 50, 20, 20).unbind()
+    plain = (before - after).square().sum((-2, -1)) / before.square().sum((-2, -1))
+    assert torch.equal(rp.normalised_squared_frobenius_error(before, after), plain)

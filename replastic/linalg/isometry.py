@@ -16,6 +16,8 @@ import math
 import torch
 from torch import Tensor
 
+from .products import power_of_two
+
 
 def deviation_from_isometry(matrix: Tensor) -> Tensor:
     """DfI, literally ‖MᵀM - I‖²_F: 0 exactly when the columns are orthonormal.
@@ -60,5 +62,5 @@ def normalised_squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
     tensor(1.)
     """
     largest = torch.linalg.vector_norm(before.detach(), math.inf, (-2, -1), keepdim=True)
-    scale = torch.where(largest > 0, largest, 1)  # squares of large entries would overflow, and those of small ones vanish
+    scale = power_of_two(largest)  # squares of large entries would overflow, and those of small ones vanish
     return squared_frobenius_error(before / scale, after / scale) / (before / scale).square().sum((-2, -1))
