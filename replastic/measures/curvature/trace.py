@@ -51,7 +51,7 @@ def _hutch_plus_plus(operator: SymmetricOperator, third: int, generator: torch.G
     rank = min(third, operator.size)
     # Gaussian: of a few signs, all may happen to be orthogonal to what is looked for.
     sketch = torch.stack([operator.product(random_vector(operator, generator)) for _ in range(rank)], dim=1)
-    basis = torch.linalg.qr(sketch / power_of_two(sketch)).Q
+    basis = torch.linalg.qr(sketch.div_(power_of_two(sketch))).Q
     within, lengths = torch.zeros(2, dtype=torch.float64, device=operator.device)
     for column in range(rank):
         vector = basis[:, column].contiguous()
