@@ -75,7 +75,7 @@ class Measure:
 
     def _checked(self, value: float) -> float:
         if math.isnan(value) or (math.isinf(value) and not self.infinite):
-            raise NotMeasurable(f"it comes to {value}, in float64, too: weights or activations are too large, or not finite")
+            raise NotMeasurable(f"the result is {value} even in float64: weights or activations are too large or not finite")
         return value
 
 
