@@ -11,6 +11,7 @@ from replastic.measures import MEASURES, NotMeasurable, Probe, measure
 from replastic.measures.curvature import from_matrix, random_direction, spectral_density, top_eigenvalues
 from replastic.measures.range import power_of_two, value_of
 
+DTYPES = (torch.float32, torch.float64)
 SCALES = [1e-30, 1e-20, 1.0, 1e8, 1e19, 1e24, 1e30, 1e38]
 
 
@@ -56,6 +57,22 @@ def test_the_epsilon_rank_is_refused_where_rounding_is_as_large_as_epsilon() -> 
             measure(probe_of(1e8, torch.float32), name)
         assert measure(probe_of(1e8, torch.float64), name)
         assert measure(probe_of(1e8, torch.float32), name, {name: {"epsilon": 1e4}})
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-7, 0.1])
+def test_the_epsilon_masses_of_ordinary_weights_are_measured_at_any_epsilon(epsilon: float) -> None:
+    for name in ("hessian_epsilon_mass", "hessian_epsilon_mass_as_released"):
+        found, exact = (measure(probe_of(1.0, dtype), name, {name: {"epsilon": epsilon}}) for dtype in DTYPES)
+        assert found == pytest.approx(exact, rel=1e-3)
+        with pytest.raises(NotMeasurable, match=r"accurate only to .*2e\+07"):
+            measure(probe_of(1e8, torch.float32), name, {name: {"epsilon": epsilon}})
+
+
+def test_the_epsilon_rank_of_zero_counts_all_nodes_and_one_within_rounding_is_refused() -> None:
+    name, probe = "hessian_epsilon_rank", probe_of(1.0, torch.float32)
+    assert measure(probe, name, {name: {"epsilon": 0.0}})[name] > measure(probe, name)[name] > 0
+    with pytest.raises(NotMeasurable, match=r"epsilon=1e-08 .* accurate only to"):
+        measure(probe, name, {name: {"epsilon": 1e-8}})
 
 
 def test_a_trace_in_which_large_eigenvalues_cancel_is_refused() -> None:

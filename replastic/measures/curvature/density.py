@@ -25,6 +25,7 @@ from .operators import SymmetricOperator
 
 # The grid of L2-ER's released code: its points, and how far it reaches beyond the nodes.
 _GRID, _MARGIN = 10_000, 0.01
+_VARIANCE = 1e-5  # of its Gaussians, as long as the nodes lie within a range of 1
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,16 @@ class SpectralDensity:
     size: int
     resolution: float = 0.0
 
-    def _check_epsilon(self, epsilon: float) -> None:
+    def _check_epsilon(self, epsilon: float, width: float) -> None:
+        """Whether ε, or the width to which the density is smoothed if that is larger, can be told from rounding."""
         if epsilon < 0:
             raise ValueError(f"epsilon={epsilon}: give 0 or more")
-        if epsilon < 2 * self.resolution:  # a node may be off, and so may be the one next to it
+        if max(epsilon, width) < 2 * self.resolution:  # a node may be off, and so may be the one next to it
             largest = float(self.nodes.abs().max())
             raise NotMeasurable(
-                f"epsilon={epsilon:g} cannot be told from rounding: eigenvalues are known to ±{self.resolution:.2g}, for "
-                f"the largest is {largest:.2g}. Compute in float64, as with model.double(), or pass a larger epsilon"
+                f"epsilon={epsilon:g} cannot be told from rounding: eigenvalues are accurate only to "
+                f"±{self.resolution:.2g}, because the largest is {largest:.2g}. "
+                f"Compute in float64, as with model.double(), or pass a larger epsilon"
             )
 
     def mean(self, f: Callable[[Tensor], Tensor]) -> Estimate:
@@ -73,7 +76,7 @@ class SpectralDensity:
         The paper of L2-ER calls it "normalised ε-rank" and defines that as a count (see `epsilon_rank`) over P. Its released
         code reports larger values, because it widens its Gaussians with the range: `epsilon_mass_as_released`.
         """
-        self._check_epsilon(epsilon)
+        self._check_epsilon(epsilon, math.sqrt(variance))
         width = math.sqrt(2 * variance)
 
         def outside(nodes: Tensor) -> Tensor:
@@ -95,12 +98,12 @@ class SpectralDensity:
         >>> round(density.epsilon_mass().value, 3), round(density.epsilon_mass_as_released().value, 3)
         (0.01, 0.288)
         """
-        self._check_epsilon(epsilon)
+        self._check_epsilon(epsilon, math.sqrt(_VARIANCE))
         counted = self.weights > 0  # what pads a probe that ended early is not part of the spectrum
         lowest = float(self.nodes.where(counted, torch.inf).amin(1).mean()) - _MARGIN
         highest = float(self.nodes.where(counted, -torch.inf).amax(1).mean()) + _MARGIN
         grid = torch.linspace(lowest, highest, _GRID, dtype=torch.float64)
-        density = self._smoothed_by_probe(grid, 1e-5 * max(1.0, highest - lowest))
+        density = self._smoothed_by_probe(grid, _VARIANCE * max(1.0, highest - lowest))
         beyond = grid.abs() > epsilon
         outside = torch.trapezoid(density[beyond], grid[beyond], dim=0)
         total = torch.trapezoid(density, grid, dim=0)
@@ -117,7 +120,7 @@ class SpectralDensity:
         eigenvalues are counted with a standard deviation of √(2k(1 - k/P)), less with more probes. A few that lie far out
         are better found one by one, with `top_eigenvalues`.
         """
-        self._check_epsilon(epsilon)
+        self._check_epsilon(epsilon, 0.0 if epsilon else math.inf)  # 0 asks for all nodes but those at zero
         share = self.mean(lambda nodes: (nodes.abs() > epsilon).to(nodes.dtype))
         return Estimate(self.size * share.value, None if share.error is None else self.size * share.error)
 
