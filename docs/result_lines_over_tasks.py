@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import correlation, mean, median, stdev
+from typing import Any
 
 import torch
 from result_lines import arms_in, as_row, ends_of_tasks, head, late, packed, runs_in
@@ -190,9 +191,10 @@ def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:
     return dict(points_of(run, f"measures.{figure}", moment))
 
 
-def _mass_as_released(spectrum: Mapping[str, list[float]]) -> float:
+def _mass_as_released(spectrum: Mapping[str, Any]) -> float:
     nodes, weights = (torch.tensor([spectrum[key]], dtype=torch.float64) for key in ("nodes", "weights"))
-    return SpectralDensity(nodes, weights, nodes.shape[1]).epsilon_mass_as_released().value
+    resolution = spectrum.get("resolution", 0.0)
+    return SpectralDensity(nodes, weights, nodes.shape[1], resolution).epsilon_mass_as_released().value
 
 
 RECORDED, RELEASED = "hessian_epsilon_mass", "hessian_epsilon_mass_as_released"

@@ -44,7 +44,8 @@ class Measuring:
     classes: those of "all" classes that the task has, or of the "new" ones, which it adds to those before; the latter are
         known with the protocol "class_incremental" alone.
     mode: how batch norms and dropout behave: "eval", as the network is used, or "train", as it is trained.
-    spectrum: also the Hessian's spectrum, as nodes and weights of a quadrature of so many; 0: not.
+    spectrum: also the Hessian's spectrum, as nodes and weights of a quadrature of so many, with the resolution of the nodes
+        where it is coarser than half the default epsilon; 0: not.
     slice: also the loss on a grid of so many by so many points around the weights, along the top two eigenvectors of the
         Hessian, up to `radius` times a unit vector; 0: not.
 
@@ -146,7 +147,10 @@ def reference_for(several: Sequence[Measuring], learner: Learner) -> dict[str, T
 def _spectrum(probe: Probe, order: int) -> dict[str, Any]:
     """Nodes and weights of the quadrature: what a density of any smoothness can be drawn from."""
     density = hessian_density(probe, order=order)
-    return {"hessian_spectrum": {"nodes": density.nodes[0].tolist(), "weights": density.weights[0].tolist()}}
+    found: dict[str, Any] = {"nodes": density.nodes[0].tolist(), "weights": density.weights[0].tolist()}
+    if 2 * density.resolution > 0.1:  # the default epsilon: what is counted beyond it is then in doubt
+        found["resolution"] = density.resolution
+    return {"hessian_spectrum": found}
 
 
 def _slice(probe: Probe, points: int, radius: float) -> dict[str, Any]:

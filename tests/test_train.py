@@ -1,6 +1,7 @@
 """The loop: what it trains on, when it says what, and that it goes on as if it had never stopped."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import replastic as rp
-from replastic.measures.curvature import hessian_density
+from replastic.measures.curvature import SpectralDensity, hessian_density
 from replastic.measures.not_measurable import NotApplicable
 from replastic.measuring import Measuring, some_of
 from replastic.models import MLP
+from replastic.record import Record
 from replastic.streams import ImageData, ImageTask, Split
 from replastic.streams.protocols import class_incremental, permuted_pixels, random_labels, warm_start
 from replastic.train import Row, order_of, train
@@ -360,6 +362,23 @@ def test_the_hessian_is_taken_in_training_mode_of_new_classes_in_so_many_steps_i
     for other in ({"mode": "eval"}, {"classes": "all"}, {"spectrum": 5}):
         different = Measuring(samples=15, **{**wanted, **other}).take(learner, task, None)
         assert different["hessian_spectrum"] != found["hessian_spectrum"]
+
+
+@pytest.mark.parametrize(("resolution", "recorded"), [(1e-7, {}), (2.0, {"resolution": 2.0})])
+def test_a_spectrum_records_its_resolution_only_where_it_is_coarse(
+    resolution: float, recorded: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = torch.tensor([[0.5, 2e7]], dtype=torch.float64)
+    density = SpectralDensity(nodes, torch.full_like(nodes, 0.5), 10, resolution)
+    monkeypatch.setattr("replastic.measuring.hessian_density", lambda *_, **__: density)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    learner = rp.Learner(net, settings().make_optimizer(net))
+    task = class_incremental(data_on(), seed=1, batch=10, phases=3, epochs=1)[1]
+    learner.begin(task)
+    found = Measuring(samples=15, spectrum=2).take(learner, task, None)
+    assert found == {"hessian_spectrum": {"nodes": [0.5, 2e7], "weights": [0.5, 0.5], **recorded}}
+    with Record.open(tmp_path, config={}, seed=0, arm="a") as record:
+        record.add({"measures": found})
 
 
 def test_a_row_reads_as_plain_numbers(device: torch.device) -> None:
