@@ -37,7 +37,7 @@ from .sharded import check_unsharded
 from .silence import Silence
 from .states import built_like, first_weights, memory, reinitialised, seeded, trainable
 from .task import Batch, Task, outputs_of
-from .units import Example, Tap, UnitGroup, Units, find_units, original, reset_checked_, written
+from .units import FROZEN, Example, Tap, UnitGroup, Units, find_units, original, reset_checked_, written
 
 _TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
 
@@ -198,17 +198,25 @@ class Learner:
         if self.taps is not None:
             self.taps.clear()
             if len(self.taps.groups) < len(self.units.groups):  # some were unfrozen after the pass of this step
-                self._find_again()
+                self.taps.show(self.model, self.units.groups)
 
     def notice_frozen(self, *, after_pass: bool = False) -> None:
-        """Find parameters and units again if layers were frozen or unfrozen. Every step asks, so nothing here may cost time.
+        """Show the parameters and units that train now, if layers were frozen or unfrozen.
 
-        after_pass: activations of this step's pass still count; units that it did not show join after the step.
+        This runs at every step, so it must be cheap.
+
+        after_pass: Keep the activations of the current forward pass; units it did not cover are added after the step.
         """
         now = trains_of(self._known)
         if now != self.trains:
             thawed = [one for one, trains, before in zip(self._known, now, self.trains, strict=True) if trains > before]
-            self._find_again(after_pass)
+            for cached in ("units", "parameters"):
+                self.__dict__.pop(cached, None)
+            if self.taps is not None:
+                seen = self.taps.inputs if after_pass else {}
+                groups = [group for group in self.units.groups if not seen or group.name in seen]  # raises if there are none
+                self.taps.show(self.model, groups)
+            self.trains = now
             warn_of_untrained(self.model, self.optimizer, thawed)
 
     def trained_elsewhere(self, steps: int, batch: Batch) -> None:
@@ -247,8 +255,21 @@ class Learner:
 
     @cached_property
     def units(self) -> Units:
-        """The model's hidden units."""
-        return find_units(self.model, self.example)
+        """The model's hidden units, of layers that train."""
+        found, groups = self._found
+        trained = tuple(g for g, parameters in groups if all(parameter.requires_grad for parameter in parameters))
+        if not trained:
+            return find_units(self.model, self.example)  # raises, and says which layers are frozen
+        frozen = {group.name: FROZEN for group in found.groups if all(group is not one for one in trained)}
+        return Units(trained, found.left_out | frozen, found.not_seen)
+
+    @cached_property
+    def _found(self) -> tuple[Units, list[tuple[UnitGroup, list[nn.Parameter]]]]:
+        """All hidden units, each group with the parameters that have to train: the model is traced only once."""
+        found, model = find_units(self.model, self.example, frozen=True), original(self.model)
+        layers = [{slot.layer for slot in (*g.makers, *g.norms, *g.readers)} for g in found.groups]
+        held = [[p for layer in names for p in model.get_submodule(layer).parameters(recurse=False)] for names in layers]
+        return found, list(zip(found.groups, held, strict=True))
 
     def tap(self) -> Tap:
         """The activations of hidden units in the training forward; from now on they are kept."""
@@ -360,18 +381,12 @@ class Learner:
         self._structure = structure_of(original(self.model))
         self.__dict__.pop("template", None)
         self._can_draw = False
-        self._find_again()
-
-    def _find_again(self, after_pass: bool = False) -> None:
-        """Parameters and units, where the model's modules, or what of them trains, have changed."""
-        for cached in ("units", "parameters"):
+        for cached in ("_found", "units", "parameters"):
             self.__dict__.pop(cached, None)
         if self.taps is not None:
-            seen = self.taps.inputs if after_pass else {}
-            groups = [group for group in self.units.groups if not seen or group.name in seen]  # raises if there are none
+            groups = self.units.groups  # raises if there are none
             self.taps.close()
             self.taps = Tap(self.model, groups)
-            self.taps.inputs.update({group.name: seen[group.name] for group in groups if seen})
         self._known = list(self.model.parameters())
         self.trains = trains_of(self._known)
 

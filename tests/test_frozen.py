@@ -208,21 +208,22 @@ def test_statistics_of_a_frozen_norm_are_not_set_back_by_hare_and_tortoise() -> 
     assert same(dict(norm.state_dict()), before)
 
 
-def test_units_are_looked_for_when_something_was_frozen_and_in_no_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[nn.Module] = []
 
-    def counted(model: nn.Module, example: Any) -> Units:
+    def counted(model: nn.Module, example: Any, *, frozen: bool = False) -> Units:
         calls.append(model)
-        return find_units(model, example)
+        return find_units(model, example, frozen=frozen)
 
     monkeypatch.setattr(learner_module, "find_units", counted)
     learner = steps(learner_of([CBP(), rp.ReDo()]), "mlp", range(6))
     parameters = learner.parameters
     assert len(calls) == 1
     assert steps(learner, "mlp", range(6)).parameters is parameters
-    learner.model.get_submodule("1").requires_grad_(False)
-    steps(learner, "mlp", range(6))
-    assert len(calls) == 2
+    for trains in (False, True, False):
+        learner.model.get_submodule("1").requires_grad_(trains)
+        steps(learner, "mlp", range(6))
+    assert len(calls) == 1
 
 
 def test_who_unfreezes_what_the_optimiser_does_not_hold_is_warned() -> None:
@@ -261,3 +262,70 @@ def test_a_loop_of_somebody_elses_need_not_say_what_it_freezes() -> None:
         stays = {"1": 3 <= number < 6, "3": False, "5": number >= 6}
         for layer, stay in stays.items():
             assert torch.equal(model.get_parameter(f"{layer}.weight"), before[f"{layer}.weight"]) == stay
+
+
+class Branches(nn.Module):
+    """Two networks that a loop trains in turn, as an actor and a critic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) + self.two(x)
+
+
+def in_turn(method: Any, step: Step, numbers: int, act: Callable[[Branches, int], Any] = lambda *_: None) -> None:
+    """Freeze one branch for each step, and unfreeze it after the step."""
+    torch.manual_seed(0)
+    model = Branches()
+    learner = rp.Learner(model, torch.optim.Adam(model.parameters()), methods=method, loss=CE)
+    for number in range(numbers):
+        branch = model.one if number % 2 else model.two
+        branch.requires_grad_(False)
+        act(model, number)
+        step(learner, (torch.randn(32, 6), torch.randint(4, (32,))))
+        branch.requires_grad_(True)
+
+
+@pytest.mark.parametrize("step", LOOPS.values(), ids=LOOPS)
+def test_units_of_parts_that_train_in_turn_are_replaced_as_often_as_in_so_many_steps_of_one(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches, resets, own = [], {"one.0": 0, "two.0": 0, "0": 0}, rp.Learner.reset_units
+
+    def counted(learner: rp.Learner, group: Any, chosen: Tensor) -> None:
+        resets[group.name] += len(chosen)
+        own(learner, group, chosen)
+
+    monkeypatch.setattr(rp.Learner, "reset_units", counted)
+    alone = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    learner = rp.Learner(alone, torch.optim.Adam(alone.parameters()), methods=CBP(0.5, maturity=10), loss=CE)
+    for _ in range(50):
+        step(learner, (torch.randn(32, 6), torch.randint(4, (32,))))
+    monkeypatch.setattr(learner_module, "find_units", lambda *a, **k: (searches.append(a), find_units(*a, **k))[1])
+    in_turn(CBP(0.5, maturity=10), step, 101)
+    assert len(searches) == 1
+    assert resets["0"] > 30
+    assert all(abs(resets[name] - resets["0"]) <= 8 for name in ("one.0", "two.0")), resets
+
+
+def test_silences_of_parts_that_train_in_turn_are_those_of_their_steps() -> None:
+    method = rp.SNR(longest=80)
+    in_turn(method, its_own, 60, lambda model, _: [part[0].bias.data.fill_(-1000) for part in (model.one, model.two)])
+    waiting = [book["silence"] for book in method.state["frozen"].values()]
+    assert len(waiting) == 1
+    assert all((count == 30).all() for count in (method.state["silence"], *waiting))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("part", [0, 1])
+def test_parts_that_train_in_turn_are_each_watched(every: int, part: int) -> None:
+    def kill(model: Branches, number: int) -> None:
+        if number == 60:
+            (model.one, model.two)[part][0].bias.data.fill_(-1000)
+
+    method = rp.FIREOnAlarm(every=every, threshold=0.25)
+    in_turn(method, its_own, 120, kill)
+    assert method.alarms
+    assert method.alarms[0] > 60

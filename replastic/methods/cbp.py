@@ -90,7 +90,9 @@ class CBP(Method):
         self.units(learner)
 
     def units(self, learner: Learner) -> Sequence[UnitGroup]:
-        """The units that train; of others the state has no books."""
+        """The units that train; the books of others wait under "frozen"."""
+        if "mature" in self.state and "clock" not in self.state:  # a checkpoint of when all groups had one clock
+            self.state["clock"] = [self.state["step"] for _ in self.state["mature"]]
         return units_in_books(self, learner, self._opened)
 
     def _opened(self, groups: Sequence[UnitGroup]) -> dict[str, Any]:
@@ -101,7 +103,8 @@ class CBP(Method):
             # How many units are mature is known without looking at the device: as many as are born grow up m steps later.
             "owed": [0.0 for _ in groups],  # c: replacements that are due, with their fraction
             "mature": [0 for _ in groups],
-            "young": [[[self.state["step"], group.size]] for group in groups],  # (step of birth, how many)
+            "young": [[[0, group.size]] for group in groups],  # (step of birth, how many)
+            "clock": [0 for _ in groups],  # steps in which the group trained
         }
 
     def after_step(self, learner: Learner) -> None:
@@ -128,7 +131,8 @@ class CBP(Method):
 
     def _due(self, number: int) -> int:
         """How many units of a group are replaced in this step; keeps the books."""
-        young, step = self.state["young"][number], self.state["step"]
+        self.state["clock"][number] += 1
+        young, step = self.state["young"][number], self.state["clock"][number]
         while young and step - young[0][0] > self.maturity:
             self.state["mature"][number] += young.pop(0)[1]
         self.state["owed"][number] += self.rate * self.state["mature"][number]

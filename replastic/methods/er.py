@@ -86,10 +86,9 @@ class ER(Method):
 
     def _listen(self, learner: Learner) -> None:
         groups = dense_groups(learner, self.layers)
-        if self._tap is None or list(self._tap.groups.values()) != groups:
-            if self._tap is not None:
-                self._tap.close()
+        if self._tap is None:
             self._tap = Tap(learner.model, groups, detach=False, on=False)
+        self._tap.show(learner.model, groups)
 
     def after_step(self, learner: Learner) -> None:
         if learner.batch is None or not isinstance(learner.batch.inputs, Tensor):

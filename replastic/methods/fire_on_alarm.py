@@ -36,6 +36,7 @@ class _Watch(Watch):
         super().__init__(learner.model, every, looks, threshold or 0.5, learner.example)
         self.threshold = threshold  # which may be 0 here
         self._tap.close()
+        self.frozen: dict[str, Any] = {}  # by group: what is known of layers that do not train now
         self._tap.on = every == 1  # whether a look is due; the learner's tap is always on
         self.known = self.state_dict()
 
@@ -50,14 +51,32 @@ class _Watch(Watch):
     def go_on(self, state: dict[str, Any], learner: Learner) -> None:
         """From a method's state, which is another one once a run was resumed, with the units that train by now."""
         groups = learner.tap().groups
-        if groups.keys() != self._tap.groups.keys():
-            self._tap = Tap(learner.model, list(groups.values()), compiled=False)
-            self._tap.close()
-        elif state is self.known:
+        if groups.keys() == self._tap.groups.keys() and state is self.known:
             return
-        looks = state["recent"] if all(look.keys() == groups.keys() for look in state["recent"]) else []
-        lowest = {name: share for name, share in state["lowest"].items() if name in groups}
-        self.load_state_dict({**state, "lowest": lowest, "recent": looks})
+        self._tap.show(learner.model, groups.values())
+        self._tap.close()
+        known = {**state.get("frozen", {}), **_by_group(state)}
+        self.frozen = {name: book for name, book in known.items() if name not in groups}
+        new = {key: state[key] for key in ("calls", "due") if key in state} | {"recent": []}
+        books = {name: known.get(name, new) for name in groups}
+        looks = min(len(book["recent"]) for book in books.values())  # as many as there are of all of them
+        recent = [{n: book["recent"][len(book["recent"]) - looks + i] for n, book in books.items()} for i in range(looks)]
+        lowest = {name: book["lowest"] for name, book in books.items() if "lowest" in book}
+        due = [book["due"] for book in books.values() if "due" in book]
+        now = {"calls": max(book["calls"] for book in books.values()), "lowest": lowest, "recent": recent}
+        self.load_state_dict({**now, "due": any(due)} if due else now)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the names of what is watched, and what is known of layers that are frozen now."""
+        return {**super().state_dict(), "units": list(self._tap.groups), "frozen": self.frozen}
+
+
+def _by_group(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is known of each group. Each has its own count of calls, so that parts that train in turn are all looked at."""
+    names = state.get("units") or [*state["lowest"]] or [name for look in state["recent"][:1] for name in look]
+    calls = {key: state[key] for key in ("calls", "due") if key in state}
+    lowest = {name: {"lowest": share} for name, share in state["lowest"].items()}
+    return {name: {**calls, **lowest.get(name, {}), "recent": [look[name] for look in state["recent"]]} for name in names}
 
 
 @dataclass

@@ -38,7 +38,7 @@ def units_in_books(
 ) -> Sequence[UnitGroup]:
     """The groups of units that the learner's tap shows, of which the method's state now has books.
 
-    Those of layers that were frozen since the last step are closed, those of layers that were unfrozen are opened.
+    Books of layers that are frozen are kept by name under "frozen": an unfrozen layer continues with the books it had.
 
     opened: new books of some groups: tensors with the units of all groups on the first axis, lists with an entry a group.
     """
@@ -55,13 +55,20 @@ def units_in_books(
             )
         del state["sizes"]
         before = units
-    for key, new in opened(groups).items():
-        old = dict(zip(before, _by_group(state[key], before), strict=True)) if before else {}
-        parts = [old.get(name, part) for name, part in zip(units, _by_group(new, units), strict=True)]
-        state[key] = torch.cat(parts) if isinstance(new, Tensor) else parts
+    new = opened(groups)
+    known = {**_by_group(new, units), **state.get("frozen", {}), **_by_group({key: state.get(key) for key in new}, before)}
+    for key in new:
+        parts = [known[name][key] for name in units]
+        state[key] = torch.cat(parts) if isinstance(new[key], Tensor) else parts
+    state["frozen"] = {name: book for name, book in known.items() if name not in units}
     state["units"] = units
     return groups
 
 
-def _by_group(books: Any, units: Mapping[str, int]) -> Sequence[Any]:
-    return books.split(list(units.values())) if isinstance(books, Tensor) else books
+def _by_group(books: Mapping[str, Any], units: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """The books of each group; tensors are copies, as a part would be saved with the whole."""
+    parts = {
+        key: [part.clone() for part in book.split(list(units.values()))] if isinstance(book, Tensor) else book
+        for key, book in books.items()
+    }
+    return {name: {key: part[number] for key, part in parts.items()} for number, name in enumerate(units)}

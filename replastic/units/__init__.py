@@ -1,5 +1,6 @@
 """Hidden units: what they are (`find_units`), what they do (`Tap`), and how they start anew (`reset_units_`)."""
 
+from .flow import FROZEN as FROZEN
 from .groups import Slot as Slot
 from .groups import UnitGroup as UnitGroup
 from .groups import Units as Units

@@ -23,6 +23,7 @@ from .kinds import Affine, affine, has_rows_and_columns, whole
 from .shapes import Answer, Flow, argument, name_of
 from .trace import Trace
 
+FROZEN = "is frozen: requires_grad_(True) lets it train"
 Role = Literal["maker", "norm", "reader"]
 
 
@@ -234,7 +235,7 @@ class _Walk:
         if _is_customised(layer) or not {"weight", "bias"}.issuperset(layer._parameters):
             return f"is a {type(layer).__name__}, whose own code may use its weights in another way"
         if not self.frozen and any(not parameter.requires_grad for parameter in own):
-            return "is frozen: requires_grad_(True) lets it train"
+            return FROZEN
         return ""
 
     def enter(

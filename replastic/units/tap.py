@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -44,15 +44,25 @@ class Tap:
         on: bool = True,
         compiled: bool = True,
     ) -> None:
-        self.groups = {group.name: group for group in groups}
+        self.groups: dict[str, UnitGroup] = {}
         self.detach, self.always = detach, always
         self.inputs: dict[str, Tensor] = {}
         self.on = on
-        weights = {group.name: group.readers[0].tensor(original(model)) for group in groups}
-        self._channels = {g.name: 1 - weights[g.name].ndim if g.channels_first else -1 for g in groups}  # which axis
+        self._compiled, self._hooked = compiled, dict[str, UnitGroup]()
+        self._channels: dict[str, int] = {}  # on which axis
         self._handles = [self._hook(original(model))]  # first: a reader may be the first layer that the model calls
-        self._handles += [self._hook(original(model).get_submodule(g.readers[0].layer), g.name) for g in groups]
-        if compiled:
+        self.show(model, groups)
+
+    def show(self, model: nn.Module, groups: Iterable[UnitGroup]) -> None:
+        """Show these groups of the same model from now on. Those shown before are still kept: going back costs nothing."""
+        self.groups = {group.name: group for group in groups}
+        new = [group for name, group in self.groups.items() if self._hooked.get(name) is not group]
+        for group in new:
+            reader = group.readers[0]
+            self._channels[group.name] = 1 - reader.tensor(original(model)).ndim if group.channels_first else -1
+            self._handles.append(self._hook(original(model).get_submodule(reader.layer), group.name))
+        self._hooked.update(self.groups)
+        if new and self._compiled:
             _forget_compiled_code()
 
     def _hook(self, layer: nn.Module, name: str | None = None) -> RemovableHandle:
