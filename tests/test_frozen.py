@@ -312,18 +312,23 @@ def test_units_of_parts_that_train_in_turn_are_replaced_as_often_as_in_so_many_s
 
 def test_silences_of_parts_that_train_in_turn_are_those_of_their_steps() -> None:
     method = rp.SNR(longest=80)
-    in_turn(method, its_own, 60, lambda model, _: [part[0].bias.data.fill_(-1000) for part in (model.one, model.two)])
+    in_turn(
+        method,
+        its_own,
+        60,
+        lambda model, _: [nn.init.constant_(model.get_parameter(f"{part}.0.bias"), -1000) for part in ("one", "two")],
+    )
     waiting = [book["silence"] for book in method.state["frozen"].values()]
     assert len(waiting) == 1
     assert all((count == 30).all() for count in (method.state["silence"], *waiting))
 
 
 @pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("part", [0, 1])
-def test_parts_that_train_in_turn_are_each_watched(every: int, part: int) -> None:
+@pytest.mark.parametrize("part", ["one", "two"])
+def test_parts_that_train_in_turn_are_each_watched(every: int, part: str) -> None:
     def kill(model: Branches, number: int) -> None:
         if number == 60:
-            (model.one, model.two)[part][0].bias.data.fill_(-1000)
+            nn.init.constant_(model.get_parameter(f"{part}.0.bias"), -1000)
 
     method = rp.FIREOnAlarm(every=every, threshold=0.25)
     in_turn(method, its_own, 120, kill)
