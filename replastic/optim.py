@@ -148,7 +148,7 @@ def _obstacle_of_a_like(optimizer: Optimizer, param: Tensor, group: dict[str, An
 @contextmanager
 def _no_global_hooks() -> Iterator[None]:
     """Steps made here are not seen by hooks that torch calls for every optimiser, such as counters of steps."""
-    both: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    both: Any = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
     before = [dict(hooks) for hooks in both]
     for hooks in both:
         hooks.clear()
