@@ -60,7 +60,7 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "to the device and back": (("replastic.checkpoint.firing", ("_project",)),),
     "project": (
         ("replastic.checkpoint.firing", ("project_",)),
-        ("replastic.projection:Account", ("figures",)),
+        ("replastic.weights.project:Account", ("figures",)),
     ),
     "write the weights, and wait for the disk": (
         ("replastic.checkpoint.stored:Stored", ("write",)),

@@ -55,8 +55,10 @@ from coverage_models import SOURCES, Built, Inputs, NotBuilt
 from coverage_processes import run, work
 from torch import Tensor, nn
 
-from replastic import diagnose, find_units, fire_, health
-from replastic.weights import WeightMatrix, select
+from replastic import diagnose, find_units, fire_
+from replastic.diagnosis import diagnosis as health
+from replastic.weights import select
+from replastic.weights.select import WeightMatrix
 
 AIM = 1e-6  # of DfI/n in float32
 UNIT = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}  # unit roundoff; float32's own, 2⁻²⁴, is far below the aim

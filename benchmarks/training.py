@@ -39,13 +39,13 @@ from torch.utils.data import DataLoader, Dataset
 from training_table import PAGE, rendered
 
 from replastic import Learner
-from replastic.allocator import keep_freed_memory
 from replastic.models import CNN, MLP, ResNet
-from replastic.steps import EagerSteps
-from replastic.streams import ImageData, ImageTask, Split
-from replastic.streams.protocols import permuted_pixels, single
-from replastic.train import order_of, steps_for
-from replastic.training import Training
+from replastic.train import Training
+from replastic.train.allocator import keep_freed_memory
+from replastic.train.loop import order_of, steps_for
+from replastic.train.step import EagerSteps
+from replastic.workloads.images import ImageData, ImageTask, Split
+from replastic.workloads.images.protocols import permuted_pixels, single
 
 KIND = DEVICE.type
 IMAGES = {"cuda": 50_000, "cpu": 5_000}
@@ -286,7 +286,7 @@ def profile(network: str, name: str) -> None:
 
 def online(rounds: int) -> dict[str, Any]:
     """Steps a second, of all members together, of permuted MNIST's network with batches of one."""
-    from replastic.stacked import Stack
+    from replastic.train.stacked.network import Stack
 
     steps = ONLINE_STEPS[KIND]
     draw = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from replastic.method import Method
+from replastic.learner import Method
 from replastic.methods import METHODS
 
 ROOT = Path(__file__).parent.parent

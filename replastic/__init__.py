@@ -12,6 +12,8 @@ from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+from .moved import install as _install
+
 if _TYPE_CHECKING:
     from .public import *  # noqa: F403
 
@@ -19,6 +21,9 @@ try:
     __version__ = _version("replastic")
 except _PackageNotFoundError:  # used from a checkout that was never installed
     __version__ = "0+unknown"
+
+
+_install()
 
 
 def __getattr__(name: str) -> _Any:

@@ -5,10 +5,12 @@ from . import linalg as linalg
 from . import measures as measures
 from . import optim as optim
 from . import units as units
-from . import weights as weights
-from .health import Diagnosis as Diagnosis
-from .health import diagnose as diagnose
+from .diagnosis.diagnosis import Diagnosis as Diagnosis
+from .diagnosis.diagnosis import diagnose as diagnose
+from .learner import Batch as Batch
 from .learner import Learner as Learner
+from .learner import Method as Method
+from .learner import Task as Task
 from .linalg import deviation_from_isometry as deviation_from_isometry
 from .linalg import normalised_squared_frobenius_error as normalised_squared_frobenius_error
 from .linalg import squared_frobenius_error as squared_frobenius_error
@@ -17,7 +19,8 @@ from .measures import NotMeasurable as NotMeasurable
 from .measures import Probe as Probe
 from .measures import layer_deviation as layer_deviation
 from .measures import measure as measure
-from .method import Method as Method
+from .measures.watch import Watch as Watch
+from .measures.watch import watch as watch
 from .methods import CBP as CBP
 from .methods import DASH as DASH
 from .methods import ER as ER
@@ -53,11 +56,7 @@ from .methods import reset_ as reset_
 from .methods import shrink_and_perturb_ as shrink_and_perturb_
 from .methods import shrink_encoder as shrink_encoder
 from .optim import clear_state_ as clear_state_
-from .task import Batch as Batch
-from .task import Task as Task
 from .units import Tap as Tap
 from .units import find_units as find_units
 from .units import reset_units_ as reset_units_
-from .watching import Watch as Watch
-from .watching import watch as watch
 from .weights import select as select

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from replastic.measures.bounds import collapse
-from replastic.measures.bounds.dense import Curvature
+from replastic.theory import collapse
+from replastic.theory.dense import Curvature
 
 SEEDS = st.integers(0, 2**16)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from replastic.linalg import deviation_from_isometry, polar
-from replastic.measures.bounds import Bound, fire
+from replastic.theory import Bound, fire
 
 SEEDS = st.integers(0, 2**16)
 ACTIVATIONS = {  # with their Lipschitz constants

@@ -12,10 +12,10 @@ import torch
 
 import replastic as rp
 from replastic.models import CNN
-from replastic.streams import ImageData, ImageTask, Split
-from replastic.streams.protocols import class_incremental, warm_start
-from replastic.train import order_of, steps_for, train
-from replastic.training import Training
+from replastic.train import Training, train
+from replastic.train.loop import order_of, steps_for
+from replastic.workloads.images import ImageData, ImageTask, Split
+from replastic.workloads.images.protocols import class_incremental, warm_start
 
 ROOT = Path(__file__).parent.parent
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on CUDA")

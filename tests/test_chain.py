@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from replastic.chain import links
 from replastic.models import CNN, ResNet
+from replastic.units.chain import links
 from tests.zoo import ZOO
 
 

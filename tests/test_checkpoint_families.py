@@ -17,7 +17,7 @@ from replastic.checkpoint.families import _ROWS, SIGNS, TABLE, Unknown, layer_of
 from replastic.checkpoint.holders import Holders
 from replastic.checkpoint.skeleton import Skeleton, _holders, skeleton
 from replastic.checkpoint.stored import Stored, strides
-from replastic.layers import role_of
+from replastic.weights.layers import role_of
 
 Shapes = dict[str, tuple[int, ...]]
 

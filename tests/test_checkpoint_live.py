@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import replastic as rp
-from replastic.inventory import take_inventory
 from replastic.models import CNN, MLP, VGG, ConvNet, ResNet
 from replastic.models import ViT as OwnViT
 from replastic.weights import PRESETS, Where
+from replastic.weights.inventory import take_inventory
 from tests.zoo import GPT, NatureCNN, SimBa, ViT
 
 # One weight at a time in the file, many of a shape together in the model: products add up in another order. A weight read

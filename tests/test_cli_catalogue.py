@@ -8,7 +8,7 @@ from replastic.cli import main
 from replastic.measures import MEASURES
 from replastic.methods import METHODS
 from replastic.models import MODELS
-from replastic.streams import PROTOCOLS
+from replastic.workloads.images import PROTOCOLS
 
 
 @pytest.mark.parametrize(

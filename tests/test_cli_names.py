@@ -9,9 +9,9 @@ from rich.console import Console
 
 from replastic.cli import console, main
 from replastic.cli.progress import _Bars
-from replastic.config import read
 from replastic.options import OptionError
 from replastic.record.following import Following
+from replastic.runs.config import read
 from tests.records import rows_of, run_of, write
 from tests.test_sweep import tiny, write_toml
 

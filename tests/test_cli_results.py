@@ -11,7 +11,7 @@ from rich.console import Console
 
 import replastic
 from replastic.cli import main
-from replastic.config import parse
+from replastic.runs.config import parse
 from tests.test_cli import COMMAND, started
 from tests.test_sweep import GRID, tiny, write_runs
 

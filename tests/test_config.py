@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from replastic.config import Arm, Experiment, parse, read
 from replastic.options import OptionError
 from replastic.record import find_runs
 from replastic.record import read as read_record
-from replastic.runs import RunSpec, first_task_of, first_tasks, idle_in_first_task, runs_of, slug
+from replastic.runs.config import Arm, Experiment, parse, read
+from replastic.runs.spec import RunSpec, first_task_of, first_tasks, idle_in_first_task, runs_of, slug
 
 TEXT = """
 name = "an experiment"

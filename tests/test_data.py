@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from replastic.streams import data
-from replastic.streams.data import DATA_SETS, load
-from replastic.streams.published import PUBLISHED, content_hash
+from replastic.workloads.images import data
+from replastic.workloads.images.data import DATA_SETS, load
+from replastic.workloads.images.published import PUBLISHED, content_hash
 
 from .test_formats import idx, picture, python2_pickle, tar
 

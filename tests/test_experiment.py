@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from replastic.config import Experiment, parse
-from replastic.experiment import run
 from replastic.methods import METHODS
 from replastic.record import load_checkpoint, read
-from replastic.running import Running
-from replastic.runs import RunSpec
+from replastic.runs.config import Experiment, parse
+from replastic.runs.execute import run
+from replastic.runs.run import Running
+from replastic.runs.spec import RunSpec
 
 TEXT = """
 name = "small"

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from replastic.config import Experiment, parse, read
-from replastic.measuring import Measuring
 from replastic.methods.grids import BEST, DEFAULTS, GRIDS
 from replastic.models import build_model
-from replastic.runs import RunSpec, first_tasks, runs_of
-from replastic.streams import ImageData, Split
+from replastic.runs.config import Experiment, parse, read
+from replastic.runs.spec import RunSpec, first_tasks, runs_of
 from replastic.train import train
+from replastic.train.measuring import Measuring
+from replastic.workloads.images import ImageData, Split
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path.relative_to(ROOT / "experiments").as_posix() for path in (ROOT / "experiments").rglob("*.toml"))
@@ -115,7 +115,7 @@ def one_of_each_grid(experiment: Experiment) -> list[str]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_arm_trains_and_gives_the_figures_it_is_there_for(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replastic.runs.load", stand_in)
+    monkeypatch.setattr("replastic.runs.spec.load", stand_in)
     experiment = shrunken(file)
     for arm in one_of_each_grid(experiment):
         run = RunSpec(experiment, arm, experiment.seeds[0])
@@ -428,7 +428,7 @@ def test_the_example_of_the_page_is_a_whole_experiment(monkeypatch: pytest.Monke
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     experiment = parse(tomllib.loads(text))
     assert [given.grid_of for given in experiment.arms.values()].count("L2 Init") == 3
-    monkeypatch.setattr("replastic.runs.load", stand_in)
+    monkeypatch.setattr("replastic.runs.spec.load", stand_in)
     small = dataclasses.replace(experiment, validation=5)
     for arm in one_of_each_grid(experiment):
         learner, tasks = RunSpec(small, arm, 1).build(device=torch.device("cpu"))

@@ -13,8 +13,8 @@ from transformers.optimization import Adafactor as HuggingFaceAdafactor
 
 import replastic as rp
 from replastic.methods import METHODS
-from replastic.steps import EagerSteps
-from replastic.training import Training
+from replastic.train import Training
+from replastic.train.step import EagerSteps
 from tests.test_methods_conform import CASES
 from tests.zoo import ZOO
 

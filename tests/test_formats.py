@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replastic.streams import formats
+from replastic.workloads.images import formats
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
 LABELS = [3, 0, 9, 3]

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from replastic.learner import Task
+from replastic.learner.fresh import reinitialised
 from replastic.measures.from_scratch import FromScratchGap, from_scratch_gap
 from replastic.models import MLP
-from replastic.states import reinitialised
-from replastic.task import Task
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import replastic as rp
-from replastic import learner as learner_module
 from replastic.integrations.attached import Attached
+from replastic.learner import learner as learner_module
 from replastic.methods.cbp import CBP
 from replastic.models import MLP
 from replastic.units import Units, find_units

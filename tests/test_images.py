@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import replastic.streams.images as images_module
+import replastic.workloads.images.tasks as images_module
 from replastic.learner import Learner
 from replastic.methods import FIRE, ShrinkAndPerturb
-from replastic.streams import Examples, ImageData, ImageTask, Split, image_task
-from replastic.streams.images import accuracy, examples_of
+from replastic.workloads.images import Examples, ImageData, ImageTask, Split, image_task
+from replastic.workloads.images.tasks import accuracy, examples_of
 
 HEIGHT, WIDTH, CHANNELS = 3, 4, 2
 FIRST_TEST, FIRST_VALIDATION = 1000, 2000  # an image's number tells which split it is from

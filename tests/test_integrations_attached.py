@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 import replastic as rp
 from replastic.integrations.attached import Attached, Boundary
 from replastic.integrations.moments import Moments
-from replastic.learner import Learner
-from replastic.method import Method
+from replastic.learner import Learner, Method
 from replastic.optim import Together
 
 

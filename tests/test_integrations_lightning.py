@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import replastic as rp
 from replastic.integrations import lightning as integration
 from replastic.integrations.lightning import PlasticityCallback
-from replastic.learner import Learner
-from replastic.method import Method
+from replastic.learner import Learner, Method
 
 # Lightning advises on loaders' workers, on loggers, and on callbacks of a checkpoint that were not made anew.
 pytestmark = [

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from replastic import fire_, layers
-from replastic.weights import WeightMatrix, matrices, select
+from replastic import fire_
+from replastic.weights import layers, matrices, select
+from replastic.weights.select import WeightMatrix
 
 ROUNDING = {"rtol": 0, "atol": 1e-12}
 

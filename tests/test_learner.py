@@ -11,13 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import replastic as rp
-from replastic.learner import Learner
-from replastic.method import Method
+from replastic.learner import Batch, Learner, Method, Task
+from replastic.learner.fresh import seeded
 from replastic.optim import Together
-from replastic.states import seeded
-from replastic.task import Batch, Task
-from replastic.train import train
-from replastic.training import Training
+from replastic.train import Training, train
 from tests.zoo import ZOO, Animal
 
 

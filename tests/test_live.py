@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from replastic.cli import main
-from replastic.live import WeightsAndBiases, scalars
 from replastic.record import read
 from replastic.record.following import Following
+from replastic.runs.live import WeightsAndBiases, scalars
 from tests.test_following import opened
 from tests.test_sweep import tiny, write_toml
 
@@ -55,7 +55,7 @@ def test_a_live_view_that_fails_stops_nothing(
         def row(self, run: Any, row: Any) -> None:
             raise ConnectionError("no network")
 
-    monkeypatch.setattr("replastic.live.live_view", lambda *given: Broken())
+    monkeypatch.setattr("replastic.runs.live.live_view", lambda *given: Broken())
     assert main(["run", file, "-o", str(tmp_path / "out"), "--device", "cpu", "--live", "wandb"]) == 0
     captured = capsys.readouterr()
     assert captured.err.count("the live view has failed, and the runs go on without it: ConnectionError: no network") == 1

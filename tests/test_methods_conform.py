@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import replastic as rp
-from replastic.method import Method
+from replastic.learner import Method
 from replastic.methods import METHODS
 from replastic.methods.muon import muon
 from tests.zoo import ZOO, Animal

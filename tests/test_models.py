@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from replastic.learner import Learner
-from replastic.method import Method
+from replastic.learner import Learner, Method
 from replastic.methods import CBP, FullReset, LayerReset, ShrinkAndPerturb, fire_
 from replastic.models import CNN, MLP, MODELS, VGG, ConvNet, ResNet, ViT, build_model
 from replastic.models.parts import CReLU

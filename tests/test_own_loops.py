@@ -10,8 +10,7 @@ from torch import nn
 import replastic as rp
 from replastic import Learner, Task
 from replastic.models import MLP
-from replastic.train import train
-from replastic.training import Training
+from replastic.train import Training, train
 
 
 def mlp() -> nn.Module:

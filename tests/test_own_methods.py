@@ -11,10 +11,10 @@ import pytest
 
 import replastic as rp
 from replastic.cli import main
-from replastic.config import read as read_experiment
 from replastic.options import options_of
 from replastic.record import read
-from replastic.sweep.call import plain
+from replastic.runs.config import read as read_experiment
+from replastic.runs.sweep.call import plain
 from tests.test_sweep import tiny, write_toml
 
 
@@ -99,7 +99,7 @@ def test_a_method_that_changes_while_its_runs_wait_is_refused(tmp_path: Path) ->
     with (tmp_path / "mine.py").open("a") as code:
         code.write("# changed")
     sent = json.loads(json.dumps(plain(experiment, "mine")))
-    program = "from replastic.sweep.call import experiment_of\nfrom replastic.runs import runs_of\nimport json\n"
+    program = "from replastic.runs.sweep.call import experiment_of\nfrom replastic.runs.spec import runs_of\nimport json\n"
     program += f"runs_of(experiment_of(json.loads({json.dumps(sent)!r})))[0].methods()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd="/")
     assert "has changed since the experiment was read" in done.stderr

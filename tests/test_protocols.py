@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from replastic.streams import PROTOCOLS, ImageData, ImageTask, Split
+from replastic.workloads.images import PROTOCOLS, ImageData, ImageTask, Split
 from tests.test_images import FIRST_TEST, FIRST_VALIDATION, HEIGHT, WIDTH, Oracle, bytes_of, make_data, numbered, numbers_in
 
 SMALL: dict[str, dict[str, Any]] = {

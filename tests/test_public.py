@@ -47,5 +47,5 @@ def test_records_are_read_without_torch(statement: str) -> None:
 
 
 def test_the_first_use_of_a_name_brings_it() -> None:
-    program = "import replastic as rp; assert callable(rp.watch); import replastic.watching; assert callable(rp.watch)"
+    program = "import replastic as rp; assert callable(rp.watch); import replastic.measures.watch; assert callable(rp.watch)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from replastic.cli import main
-from replastic.config import parse
 from replastic.record import Packed, Record, find_runs, load_checkpoint, pack, read, status_of, unpack
 from replastic.report import best, report
 from replastic.report.summary import summary_lines
+from replastic.runs.config import parse
 from tests.test_record import CONFIG, contents, opened, stopped
 from tests.test_sweep import GRID, tiny, write_runs
 

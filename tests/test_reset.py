@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from replastic.learner import Learner
+from replastic.learner.fresh import reinitialised
 from replastic.methods.reset import FullReset, LayerReset, head_layers, layer_tensors, reset_
-from replastic.states import reinitialised
 from tests.zoo import ZOO, Animal
 
 

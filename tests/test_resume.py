@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import replastic as rp
-from replastic.learner import Learner
-from replastic.method import Method
+from replastic.learner import Learner, Method
 from tests.test_learner import MLP, Drift, equal, learner_of, mlp, simple, steps, task_of, weights
 from tests.zoo import ZOO
 

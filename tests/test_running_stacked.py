@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from replastic.config import Experiment, parse
 from replastic.record import find_runs, load_checkpoint, read
-from replastic.running import Running
+from replastic.runs.config import Experiment, parse
+from replastic.runs.run import Running
 from tests.test_experiment import ACTING, TEXT, finished
 
 STACKED = {

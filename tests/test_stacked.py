@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import replastic as rp
 from replastic.models import CNN, MLP
-from replastic.stacked import Stack
-from replastic.stacked_methods import StackedL2
-from replastic.streams.images import ImageData, ImageTask, Split, examples_of, image_task, shuffled
+from replastic.train.stacked.methods import StackedL2
+from replastic.train.stacked.network import Stack
+from replastic.workloads.images.tasks import ImageData, ImageTask, Split, examples_of, image_task, shuffled
 
 SAMPLES, BATCH, CLASSES = 23, 2, 4  # the last batch of an epoch is an odd one
 Make = Callable[[], list[rp.Method]]

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from replastic.record import Record, RecordNotWritten, read, snapshot
-from replastic.running import Running
-from replastic.runs import RunSpec
+from replastic.runs.run import Running
+from replastic.runs.spec import RunSpec
 from tests.test_experiment import ACTING, experiment, finished, rows_file, same_end
 
 

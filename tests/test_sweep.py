@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from replastic import experiment as in_this_process
-from replastic.config import Experiment, parse, read
 from replastic.options import OptionError
 from replastic.record import Record, find_runs
 from replastic.record import read as read_run
 from replastic.report import best
-from replastic.running import Running
-from replastic.runs import RunSpec, first_task_of, runs_of
-from replastic.sweep import Local, OnRay, OnSlurm, Outcome, sweep
-from replastic.sweep.call import experiment_of, perform, plain
+from replastic.runs import execute as in_this_process
+from replastic.runs.config import Experiment, parse, read
+from replastic.runs.run import Running
+from replastic.runs.spec import RunSpec, first_task_of, runs_of
+from replastic.runs.sweep import Local, OnRay, OnSlurm, Outcome, sweep
+from replastic.runs.sweep.call import experiment_of, perform, plain
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def test_a_worker_that_is_killed_takes_one_run_down_and_the_next_sweep_goes_on_w
 
 
 def call_of(experiment: Experiment, arm: str, out: Path, seed: int = 1) -> Any:
-    from replastic.sweep.call import Call
+    from replastic.runs.sweep.call import Call
 
     return Call(plain(experiment, arm), arm, seed, out=str(out))
 
@@ -433,7 +433,7 @@ def test_slurm_is_asked_for_what_the_options_say_and_a_lost_job_is_a_killed_run(
 
 def test_a_job_that_has_to_make_room_goes_on_with_the_same_run(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    from replastic.sweep.on_slurm import Job
+    from replastic.runs.sweep.on_slurm import Job
 
     text = call_of(parse(tiny(**ALONE)), "base", tmp_path).text()
     again = Job().checkpoint(text)

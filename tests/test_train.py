@@ -11,13 +11,13 @@ from torch import Tensor, nn
 import replastic as rp
 from replastic.measures.curvature import SpectralDensity, hessian_density
 from replastic.measures.not_measurable import NotApplicable
-from replastic.measuring import Measuring, some_of
 from replastic.models import MLP
 from replastic.record import Record
-from replastic.streams import ImageData, ImageTask, Split
-from replastic.streams.protocols import class_incremental, permuted_pixels, random_labels, warm_start
-from replastic.train import Row, order_of, train
-from replastic.training import Training
+from replastic.train import Training, train
+from replastic.train.loop import Row, order_of
+from replastic.train.measuring import Measuring, some_of
+from replastic.workloads.images import ImageData, ImageTask, Split
+from replastic.workloads.images.protocols import class_incremental, permuted_pixels, random_labels, warm_start
 
 
 def data_on(device: torch.device | str = "cpu", samples: int = 46) -> ImageData:
@@ -370,7 +370,7 @@ def test_a_spectrum_records_its_resolution_only_where_it_is_coarse(
 ) -> None:
     nodes = torch.tensor([[0.5, 2e7]], dtype=torch.float64)
     density = SpectralDensity(nodes, torch.full_like(nodes, 0.5), 10, resolution)
-    monkeypatch.setattr("replastic.measuring.hessian_density", lambda *_, **__: density)
+    monkeypatch.setattr("replastic.train.measuring.hessian_density", lambda *_, **__: density)
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     learner = rp.Learner(net, settings().make_optimizer(net))
     task = class_incremental(data_on(), seed=1, batch=10, phases=3, epochs=1)[1]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from replastic.methods.muon import muon
-from replastic.training import Training
+from replastic.train import Training
 
 
 def settings(**given: Any) -> Training:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import replastic as rp
-from replastic.watching import idle
+from replastic.measures.watch import idle
 
 from .test_docs import load
 

@@ -26,8 +26,8 @@ import torch
 
 import replastic as rp
 from replastic.models import VGG
-from replastic.streams import ImageData, Split
-from replastic.streams.protocols import single
+from replastic.workloads.images import ImageData, Split
+from replastic.workloads.images.protocols import single
 
 METHODS = {"S&P": rp.ShrinkAndPerturb, "FIRE": rp.FIRE, "DASH": rp.DASH}
 

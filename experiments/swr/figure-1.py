@@ -30,10 +30,9 @@ from torch import nn
 
 import replastic as rp
 from replastic.models import CNN
-from replastic.streams import ImageData, ImageTask, load
-from replastic.streams.protocols import single
-from replastic.train import train
-from replastic.training import Training
+from replastic.train import Training, train
+from replastic.workloads.images import ImageData, ImageTask, load
+from replastic.workloads.images.protocols import single
 
 TRAINING = Training(renew_optimizer=False, optimizer="adam", learning_rate=1e-3, batch=256)
 

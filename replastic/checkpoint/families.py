@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from ..layers import FUSED
+from ..weights.layers import FUSED
 from .holders import LORA, Holder, Holders
 from .proofs import Conv1D, Fused, Known, Unknown, attention, convolution, proved_convolution, recurrent
 

@@ -13,13 +13,13 @@ from typing import BinaryIO
 import torch
 from torch import nn
 
-from ..inventory import WeightMatrix
 from ..linalg.newton_schulz import Coefficients
 from ..linalg.polar_factor import Method, PolarOptions
 from ..listing import some
 from ..methods.fire import FireReport, fire_report
-from ..projection import Figures, project_
 from ..weights import Selection, Where
+from ..weights.inventory import WeightMatrix
+from ..weights.project import Figures, project_
 from .copying import copies_of, target_of
 from .finite import Faults, Tell, faults_of
 from .opened import Checkpoint, open_checkpoint

@@ -14,14 +14,14 @@ from typing import BinaryIO
 import torch
 from torch import Tensor, nn
 
-from ..inventory import WeightMatrix
 from ..linalg.batches import Stack
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..listing import some
 from ..measures.range import value_of
 from ..measures.weights import layer_deviation, singular_values
-from ..unfolded import unfolded_weight
+from ..units.unfolded import unfolded_weight
 from ..weights import LeftAlone, Where
+from ..weights.inventory import WeightMatrix
 from .finite import Tell, faults_of
 from .opened import Checkpoint, open_checkpoint
 from .skeleton import Skeleton, skeleton

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ..learner.fresh import plain
 from ..listing import some
-from ..states import plain
 from . import safetensors_file
 from .links import lost
 from .stored import CheckpointError, Stored, place, printable

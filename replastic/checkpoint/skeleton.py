@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import conv
 
-from ..inventory import Inventory, Unavailable, WeightMatrix, take_inventory
-from ..layers import FUSED, Kind, UnknownLayout, layouts, role_of
-from ..weights import Selection, Where, choose
+from ..weights import Selection, Where
+from ..weights.inventory import Inventory, Unavailable, WeightMatrix, take_inventory
+from ..weights.layers import FUSED, Kind, UnknownLayout, layouts, role_of
+from ..weights.select import choose
 from .families import HEADS, TARGET, TIED, layer_of
 from .holders import LORA, Holder, Holders
 from .opened import Checkpoint

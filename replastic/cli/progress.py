@@ -15,8 +15,8 @@ from rich import progress as bars
 from rich.table import Column
 
 from ..listing import one_line
-from ..live import LiveView
 from ..record.following import Followed, Following
+from ..runs.live import LiveView
 from .console import console, print_line, with_bars
 
 log = logging.getLogger("replastic")

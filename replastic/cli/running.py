@@ -16,8 +16,8 @@ from .console import print_line, print_table, warn_of
 from .shipped import experiment_file
 
 if TYPE_CHECKING:
-    from ..config import Experiment
-    from ..sweep import Outcome
+    from ..runs.config import Experiment
+    from ..runs.sweep import Outcome
     from .progress import Progress
 
 
@@ -45,14 +45,14 @@ class _Experiment(Command):
     """Show rows there while runs go on."""
 
     def _read(self) -> Experiment:
-        from ..config import read
+        from ..runs.config import read
 
         return read(experiment_file(self.file), self.set)
 
     def _progress(self, experiment: Experiment) -> Progress:
-        from ..experiment import chosen_runs
-        from ..live import live_view
-        from ..runs import first_tasks
+        from ..runs.execute import chosen_runs
+        from ..runs.live import live_view
+        from ..runs.spec import first_tasks
         from .progress import Progress
 
         runs, firsts = chosen_runs(experiment, self.arm, self.seed), first_tasks(experiment)
@@ -76,7 +76,7 @@ class Run(_Experiment):
     """Runs that take turns on a GPU."""
 
     def __call__(self) -> int:
-        from ..experiment import run
+        from ..runs.execute import run
 
         experiment = self._read()
         with self._progress(experiment):
@@ -109,7 +109,7 @@ class Sweep(_Experiment):
     """The engine's own settings, as in partition=gpu or time=240."""
 
     def __call__(self) -> int:
-        from ..sweep import sweep
+        from ..runs.sweep import sweep
 
         experiment = self._read()
         options = dict(map(_option, self.engine))

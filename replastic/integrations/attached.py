@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..guards import acts_in_steps, check_acts, check_processes, flat_list, several
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method, Task
+from ..learner.checks import acts_in_steps, check_acts, check_processes, flat_list, several
 from ..optim import as_list, as_one
-from ..task import Task
 from ..units import Example
 from .moments import Moments
 

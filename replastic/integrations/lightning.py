@@ -20,10 +20,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..extras import needed
-from ..guards import acts_in_steps, check_task
-from ..learner import Learner
-from ..method import Method
-from ..task import Task
+from ..learner import Learner, Method, Task
+from ..learner.checks import acts_in_steps, check_task
 from ..units import Example
 from .attached import Attached, Boundary
 from .moments import Moments

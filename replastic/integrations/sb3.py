@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..extras import needed
-from ..guards import check_functions
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method
+from ..learner.checks import check_functions
 from .attached import Attached, Boundary
 from .moments import Moments
 from .sb3_networks import Parts, parts_of

@@ -23,14 +23,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..extras import needed
-from ..guards import check_task
-from ..inventory import unusable
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method, Task
+from ..learner.checks import check_task
 from ..record.files import part_of
-from ..sharded import check_unsharded
-from ..task import Task
 from ..units import Example, original
+from ..weights.inventory import unusable
+from ..weights.sharded import check_unsharded
 from .attached import Attached, Boundary
 from .moments import Moments
 

@@ -1,12 +1,11 @@
 """How plastic is a network? Measures on tensors, and by name on a `Probe`: one model, one batch.
 
-`curvature` has operators, spectra and landscapes; `bounds` has what theory says, with both sides of each theorem.
+`curvature` has operators, spectra and landscapes.
 """
 
 from ..linalg import deviation_from_isometry as deviation_from_isometry
 from ..linalg import normalised_squared_frobenius_error as normalised_squared_frobenius_error
 from ..linalg import squared_frobenius_error as squared_frobenius_error
-from . import bounds as bounds
 from . import curvature as curvature
 from .balance import layer_balance as layer_balance
 from .balance import pq_balancedness as pq_balancedness

@@ -34,9 +34,9 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from ..states import named_tensors, plain
-from ..unfolded import unfold
+from ..learner.fresh import named_tensors, plain
 from ..units.groups import Slot
+from ..units.unfolded import unfold
 from .batch import arguments
 from .probe import NotMeasurable, Probe
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..linalg import normalised_squared_frobenius_error, squared_frobenius_error
-from ..unfolded import unfold
+from ..units.unfolded import unfold
 from . import curvature, features, gradients, units, weights
 from .balance import balance_between_layers, layer_balance, pq_balancedness
 from .lipschitz import lipschitz_bound

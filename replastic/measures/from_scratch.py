@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..states import built_like, memory, reinitialised, seeded
-from ..task import Task, outputs_of
+from ..learner import Task
+from ..learner.fresh import built_like, memory, reinitialised, seeded
+from ..learner.task import outputs_of
 from ..units import original
 
 _ENDLESS = 100_000  # batches of one pass, from which on the mean loss over them is not waited for

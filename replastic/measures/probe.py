@@ -11,15 +11,15 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..chain import output_layers
-from ..inventory import WeightMatrix
+from ..learner.fresh import check_not_shared, memory, named_tensors, plain, seeded, trainable
 from ..linalg.polar_factor import work_dtype
 from ..linalg.products import Precision, float32_convolutions, float32_precision
-from ..states import check_not_shared, memory, named_tensors, plain, seeded, trainable
 from ..units import Example, UnitGroup, Units, find_units, original
+from ..units.chain import output_layers
 from ..units.kinds import has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import Where, select
+from ..weights.inventory import WeightMatrix
 from .batch import arguments, count_samples, inputs_and_targets
 from .not_measurable import NotApplicable as NotApplicable
 from .not_measurable import NotMeasurable as NotMeasurable

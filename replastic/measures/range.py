@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..inventory import WeightMatrix
 from ..linalg import products
+from ..weights.inventory import WeightMatrix
 
 
 def power_of_two(*tensors: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import dropout
 
-from ..layers import NORMS
 from ..units import Tap, UnitGroup
 from ..units.kinds import affine
+from ..weights.layers import NORMS
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ..method import Method
+from ..learner import Method
 from ..options import OptionError, nearest
 from . import METHODS
 

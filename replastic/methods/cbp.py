@@ -32,9 +32,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..learner import Learner
+from ..learner import Learner, Method
 from ..linalg.polar_factor import work_dtype
-from ..method import Method
 from ..units import Tap, UnitGroup, original
 from .kept import units_in_books
 

@@ -27,12 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import conv
 
-from ..learner import Learner
+from ..learner import Batch, Learner, Method, Task
+from ..learner.fresh import plain
 from ..linalg import many
 from ..linalg.products import units_of_range
-from ..method import Method
-from ..states import plain
-from ..task import Batch, Task
 from ..units import original
 
 

@@ -25,12 +25,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..learner import Learner
+from ..learner import Learner, Method, Task
 from ..linalg import many
 from ..linalg.effective_rank import effective_rank
 from ..linalg.polar_factor import work_dtype
-from ..method import Method
-from ..task import Task
 from ..units import Tap, UnitGroup, original
 from .l2 import L2
 

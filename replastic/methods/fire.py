@@ -35,18 +35,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..inventory import WeightMatrix
-from ..learner import Learner
+from ..learner import Learner, Method, Task
 from ..linalg.newton_schulz import Coefficients
 from ..linalg.polar_factor import Method as PolarMethod
 from ..linalg.polar_factor import PolarOptions, RankPolicy
 from ..linalg.products import Precision
-from ..method import Method
 from ..optim import as_list, check_clearable, clear_state_, holds
-from ..projection import Figures, project_
-from ..sharded import check_no_fsdp
-from ..task import Task
 from ..weights import LeftAlone, Selection, Where, select
+from ..weights.inventory import WeightMatrix
+from ..weights.project import Figures, project_
+from ..weights.sharded import check_no_fsdp
 
 
 @dataclass(frozen=True)

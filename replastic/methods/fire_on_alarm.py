@@ -16,10 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method
+from ..measures.watch import Watch
 from ..units import Tap
-from ..watching import Watch
 from .fire import FIRE
 
 

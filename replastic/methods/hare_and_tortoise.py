@@ -28,11 +28,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..learner import Learner
+from ..learner import Learner, Method
+from ..learner.fresh import plain
 from ..linalg import many
 from ..linalg.polar_factor import work_dtype
-from ..method import Method
-from ..states import plain
 from ..units import original
 from .kept import Kept
 from .reset import frozen_tensors

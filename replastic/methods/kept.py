@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method
 from ..units import UnitGroup
 
 T = TypeVar("T")

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..learner import Learner
+from ..learner import Learner, Method
 from ..linalg import many
-from ..method import Method
 
 
 def squared_distance(parameters: Iterable[Tensor], targets: Iterable[Tensor] | None = None, strength: float = 1.0) -> Tensor:

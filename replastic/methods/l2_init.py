@@ -20,8 +20,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method
 from .kept import Kept
 from .l2 import no_penalty, squared_distance
 

@@ -26,16 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..inventory import take_inventory
-from ..learner import Learner
+from ..learner import Learner, Method
+from ..learner.fresh import plain
 from ..linalg import many
 from ..linalg.newton_schulz import COEFFICIENTS
-from ..method import Method
 from ..optim import Together
-from ..sharded import check_unsharded
-from ..states import plain
 from ..units import original
 from ..weights import select
+from ..weights.inventory import take_inventory
+from ..weights.sharded import check_unsharded
 
 _NEWTON_SCHULZ_STEPS = 5
 _EPSILON = 1e-7  # keeps a gradient of zeros from being divided by its norm

@@ -25,9 +25,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..learner import Learner
+from ..learner import Learner, Method
 from ..linalg import many
-from ..method import Method
 from ..units import original
 from ..weights import Where, select
 from .kept import Kept

@@ -28,10 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..learner import Learner
+from ..learner import Learner, Method
 from ..linalg import many
-from ..method import Method
-from ..unfolded import Unfolded, unfold
+from ..units.unfolded import Unfolded, unfold
 from ..weights import Where
 from .kept import Kept
 from .l2 import no_penalty

@@ -29,15 +29,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from ..chain import output_layers
-from ..guards import check_unwrapped
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method, Task
+from ..learner.checks import check_unwrapped
+from ..learner.fresh import reinitialised
 from ..optim import holds, swap_
-from ..sharded import check_unsharded
-from ..states import reinitialised
-from ..task import Task
 from ..units import original
+from ..units.chain import output_layers
+from ..weights.sharded import check_unsharded
 
 
 class Injected(nn.Module):

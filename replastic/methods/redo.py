@@ -25,11 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..learner import Learner
+from ..learner import Learner, Method
 from ..measures.units import activity_scores
-from ..method import Method
-from ..sharded import check_unsharded
 from ..units import Tap, reset_checked_
+from ..weights.sharded import check_unsharded
 
 
 @torch.no_grad()

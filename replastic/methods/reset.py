@@ -27,17 +27,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..chain import output_layers
-from ..inventory import take_inventory
-from ..layers import NORMS
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method, Task
+from ..learner.fresh import check_not_shared, named_tensors, plain
 from ..optim import as_one, check_clearable, clear_state_, holds
-from ..sharded import check_unsharded
-from ..states import check_not_shared, named_tensors, plain
-from ..task import Task
 from ..units import original
+from ..units.chain import output_layers
 from ..weights import Where, select
+from ..weights.inventory import take_inventory
+from ..weights.layers import NORMS
+from ..weights.sharded import check_unsharded
 
 _BIAS = re.compile(r"bias|in_proj_bias|bias_[ih]h(_\w+)?")  # not bias_k and bias_v of attention, which are tokens
 

@@ -23,14 +23,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..guards import check_precise
-from ..learner import Learner
+from ..learner import Learner, Method, Task
+from ..learner.checks import check_precise
+from ..learner.fresh import memory, named_tensors
 from ..linalg import many
-from ..method import Method
-from ..sharded import check_unsharded_tensors
-from ..states import memory, named_tensors
-from ..task import Task
 from ..weights import Where
+from ..weights.sharded import check_unsharded_tensors
 from .reset import LayerReset, layer_tensors
 
 

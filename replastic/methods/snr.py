@@ -31,8 +31,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method
 from ..units import UnitGroup
 from .kept import Kept, units_in_books
 

@@ -27,13 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..inventory import take_inventory
-from ..learner import Learner
+from ..learner import Learner, Method
 from ..linalg import many
-from ..method import Method
-from ..unfolded import Unfolded, unfold
 from ..units import original
+from ..units.unfolded import Unfolded, unfold
 from ..weights import Where
+from ..weights.inventory import take_inventory
 from .kept import Kept
 from .l2 import no_penalty, squared_distance
 

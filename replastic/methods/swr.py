@@ -12,7 +12,7 @@ algorithm 1.
 
 It holds for chains: MLP, CNN, VGG, with or without norms, and activations with f(cx) = c f(x). In a residual network the
 branch is scaled and the skip is not, so no factor fits their sum; C starts anew behind it, and outputs change a little, by
-the order of λ. `replastic.chain` finds what feeds what; a layer that it cannot see starts anew, too.
+the order of λ. `replastic.units.chain` finds what feeds what; a layer that it cannot see starts anew, too.
 
 λ does not decay with the learning rate. When that falls, training no longer makes norms grow, and SWR still draws them to
 their first values (appendix E). "SWR + re-init" takes the norms anew then; without it a small CNN without batch norm ends
@@ -39,17 +39,15 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..chain import Link, links
-from ..guards import check_precise
-from ..layers import NORMS
-from ..learner import Learner
+from ..learner import Learner, Method, Task
+from ..learner.checks import check_precise
+from ..learner.fresh import memory, plain
 from ..linalg import many
 from ..linalg.polar_factor import work_dtype
-from ..method import Method
-from ..sharded import check_unsharded
-from ..states import memory, plain
-from ..task import Task
 from ..units import Example, original
+from ..units.chain import Link, links
+from ..weights.layers import NORMS
+from ..weights.sharded import check_unsharded
 from .kept import Kept
 from .reset import head_layers
 

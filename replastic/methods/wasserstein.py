@@ -24,8 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..learner import Learner
-from ..method import Method
+from ..learner import Learner, Method
 from .kept import Kept
 from .l2 import no_penalty, squared_distance
 from .l2_init import first_values

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..optim import as_list, entry_state
-from ..sharded import check_unsharded
+from ..weights.sharded import check_unsharded
 from .groups import Slot, UnitGroup
 from .kinds import original
 

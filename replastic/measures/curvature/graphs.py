@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...learner.fresh import seeded
 from ...linalg.products import Precision
-from ...states import seeded
 from ..probe import NotApplicable, NotMeasurable, Probe
 from .chunks import Chunk, chunks_of, whole
 from .double_backward import FastDoubleBackward

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...states import memory, plain
+from ...learner.fresh import memory, plain
 from ...units import original
 from ...units.kinds import affine, has_rows_and_columns
 from ..batch import arguments

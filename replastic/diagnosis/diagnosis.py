@@ -1,0 +1,319 @@
+"""What is unhealthy in a model, for people: `diagnose`."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..learner.fresh import built_like, reinitialised, seeded
+from ..listing import some
+from ..measures import MEASURES, NotMeasurable, Probe, measure
+from ..measures.probe import Loss, Mode
+from ..methods import fire_
+from ..methods.fire import LayerReport
+from ..units import Example
+from ..units.chain import output_layers
+from ..units.flow import ALONE, OUTPUT
+from ..weights import Where
+from ..weights.sharded import check_unsharded
+from .rules import FLAT, RULES
+
+_DRAWS = 5  # new networks: they differ, and the worst of several is what is still normal
+_SHOWN = 30  # layers, up to which all are shown
+
+
+_MEASURED = tuple(dict.fromkeys(rule.measure for rule in RULES))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with one layer."""
+
+    layer: str
+    problem: str
+    value: float
+    new: float | None  # the same in a new network
+    fired: float | None  # the same after FIRE
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class LayerHealth:
+    """The measures of one layer, by name, in this network, in a new one and in this one after FIRE."""
+
+    name: str
+    values: Mapping[str, float]
+    new: Mapping[str, float]
+    fired: Mapping[str, float]
+    fire: LayerReport | None  # None: there is no weight here, or FIRE would leave it alone
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """What `diagnose` found: `findings` in the order of the layers, and `layers` with all figures. `print` shows both."""
+
+    findings: tuple[Finding, ...]
+    layers: tuple[LayerHealth, ...]
+    title: str
+    notes: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def __repr__(self) -> str:
+        found = [str(finding) for finding in self.findings] or ["Nothing unhealthy was found."]
+        return "\n".join([self.title, "", *found, "", *_table(self), *(f"Note: {note}" for note in self.notes)])
+
+
+def diagnose(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    mode: Mode | None = None,
+    build: Callable[[], nn.Module] | None = None,
+    where: Where = "everything",
+    example: Example | None = None,
+) -> Diagnosis:
+    """What is unhealthy in a model, layer by layer, why, and what FIRE would change. `print` shows it as a table.
+
+    The yardstick is the same network newly initialised, five times, on the same batch: what is normal differs between
+    architectures. Nothing of the model changes. For other measures or settings see `measure`.
+
+    batch: inputs, or (inputs, targets); a few hundred samples of what is to be learnt next.
+    loss: if given, with targets, weights that no gradient reaches are found, too.
+    mode: "train" or "eval", for batch norms and dropout; None: as the model is.
+    build: makes a newly initialised model; without it every layer is asked for its reset_parameters().
+    where, example: see `select` and `find_units`.
+    """
+    check_unsharded(model, for_good=True)  # FIRE is tried on a copy, and FSDP's models cannot be copied
+    with torch.inference_mode(False):
+        return _diagnose(Probe(model, batch, loss=loss, mode=mode, where=where, example=example), build)
+
+
+def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None) -> Diagnosis:
+    notes: list[str] = []
+    values = _by_layer(probe, notes)
+    notes += _not_looked_at(probe)
+    new = _yardstick(probe, build, notes)
+    fire, fired = _what_fire_would_do(probe, notes)
+    findings = _judge(values, new, fired, _sides(probe))
+    if probe.loss is not None:
+        findings += _without_gradient(probe, notes)
+    order = {name: position for position, name in enumerate(values)}
+    findings.sort(key=lambda finding: order.get(finding.layer, len(order)))
+    layers = [LayerHealth(name, row, new.get(name, {}), fired.get(name, {}), fire.get(name)) for name, row in values.items()]
+    title = f"{type(probe.model).__name__} in {probe.mode} mode, {probe.samples} samples"
+    return Diagnosis(tuple(findings), tuple(layers), title, tuple(notes))
+
+
+@torch.no_grad()
+def _by_layer(probe: Probe, notes: list[str]) -> dict[str, dict[str, float]]:
+    """Measures by layer, in the model's order; what cannot be had leaves a note."""
+    rows: dict[str, dict[str, float]] = {_layer(weight.name): {} for weight in probe.weights}
+    problems: dict[str, list[str]] = {}
+    for name in _MEASURED:
+        entry = MEASURES[name]
+        try:
+            parts = entry.parts(probe)
+        except NotMeasurable as problem:
+            problems.setdefault(str(problem), []).append(name)
+            continue
+        for layer, arguments in parts.items():
+            try:
+                rows.setdefault(_layer(layer), {})[name] = entry.value(*arguments)
+            except NotMeasurable as problem:  # one layer, as a weight of zeros, is no reason to leave out the others
+                problems.setdefault(f"{_layer(layer)}: {problem}", []).append(name)
+    notes += [f"{', '.join(names)} could not be had: {problem}" for problem, names in problems.items()]
+    return rows
+
+
+def _not_looked_at(probe: Probe) -> list[str]:
+    """Hidden layers whose units could not be told: what is dead there is not seen."""
+    try:
+        left_out = probe.units.left_out
+    except NotMeasurable:
+        return []  # and that has left a note of its own
+    parts = ALONE in left_out.values()  # then a run tells which of them is the last
+    outputs = output_layers(probe.model, probe.example if probe.example is not None else probe.inputs) if parts else []
+    layers: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        if reason != OUTPUT and name not in outputs:
+            layers.setdefault(reason, []).append(name)
+    if not layers:
+        return []
+    told = [f"{some(names)}: {reason}" for reason, names in [*layers.items()][:3]]
+    more = sum(len(names) for names in [*layers.values()][3:])
+    return [f"dead units were not looked for in {'; '.join(told)}" + (f"; and in {more} more" if more else "")]
+
+
+def _layer(name: str) -> str:
+    """Of a weight's name that of its layer, and of its part if it has several: "attn.qkv.weight:key" is "attn.qkv:key"."""
+    whole, colon, part = name.replace("._orig_mod", "").partition(":")
+    layer = "" if whole == "weight" else whole.removesuffix(".weight")
+    return f"{layer or 'model'}{colon}{part}"
+
+
+def _sides(probe: Probe) -> dict[str, int]:
+    return {_layer(weight.name): min(weight.stack().sides) for weight in probe.weights}
+
+
+def _yardstick(probe: Probe, build: Callable[[], nn.Module] | None, notes: list[str]) -> dict[str, dict[str, float]]:
+    """The same measures of the same network newly initialised: the worst of several draws."""
+    draws: list[dict[str, dict[str, float]]] = []
+    for draw in range(_DRAWS):
+        try:
+            with seeded(probe.seed + draw, probe.model):
+                fresh = reinitialised(probe.model) if build is None else built_like(probe.model, build)
+        except ValueError as problem:
+            if build is not None:
+                raise
+            told = str(problem).partition(" Pass a function")[0]
+            notes.append(
+                f"there is no new network to compare with, so only shares of units are judged. {told} Give "
+                "diagnose(..., build=...), the function that makes the model"
+            )
+            return {}
+        draws.append(_by_layer(_twin(probe, fresh), []))
+    worst = {rule.measure: rule.worst for rule in RULES}
+    return {
+        layer: {name: worst[name](draw[layer][name] for draw in draws if name in draw.get(layer, {})) for name in row}
+        for layer, row in draws[0].items()
+    }
+
+
+def _judge(
+    values: Mapping[str, Mapping[str, float]],
+    new: Mapping[str, Mapping[str, float]],
+    fired: Mapping[str, Mapping[str, float]],
+    sides: Mapping[str, int],
+) -> list[Finding]:
+    findings: list[Finding] = []
+    collapsed: list[str] = []
+    for layer, row in values.items():
+        named: set[str] = set()
+        for rule in RULES:
+            value = row.get(rule.measure)
+            normal = new.get(layer, {}).get(rule.measure, None if new or rule.kind != "units" else 0.0)
+            if value is None or normal is None or rule.kind in named or not rule.unhealthy(value, normal):
+                continue
+            if rule.measure == "condition_number":
+                # Columns for inputs that never vary decay to nothing and do no harm: the spectrum is to have suffered.
+                rank, rank_then = (one.get("weight_effective_rank", math.nan) for one in (row, new[layer]))
+                if value < FLAT * sides[layer] or not rank <= 0.75 * rank_then:
+                    continue
+            named.add(rule.kind)
+            if rule.kind == "rank":
+                collapsed.append(layer)
+                if len(collapsed) > 1:  # what reads a collapsed layer is collapsed, too: the first is the one to name
+                    continue
+            after = fired.get(layer, {}).get(rule.measure)
+            figures = [rule.phrase.format(rule.number.format(value))]
+            figures += [f"in new networks {rule.number.format(normal)}"] if new else []
+            if after is not None:
+                still = "still " if rule.unhealthy(after, normal) else ""
+                figures.append(f"after FIRE {still}{rule.number.format(after)}")
+            text = f"{layer}: {rule.problem}: {'; '.join(figures)}\n    {rule.why}"
+            findings.append(Finding(layer, rule.problem, value, normal if new else None, after, text))
+    return [_with_others(finding, collapsed) for finding in findings]
+
+
+def _with_others(finding: Finding, collapsed: list[str]) -> Finding:
+    """The finding of collapsed features, with the layers behind that it may be the cause of."""
+    if finding.problem != "collapsed features" or len(collapsed) < 2:
+        return finding
+    return replace(finding, text=f"{finding.text}; it is so in {', '.join(collapsed[1:])} as well")
+
+
+def _without_gradient(probe: Probe, notes: list[str]) -> list[Finding]:
+    probe.require_loss()
+    try:
+        norms = measure(probe, "gradient_norm")
+    except NotMeasurable as problem:
+        notes.append(f"weights without a gradient were not looked for: {problem}")
+        return []
+    names = dict.fromkeys(weight.name.partition(":")[0] for weight in probe.weights)
+    return [
+        Finding(_layer(name), "no gradient", 0.0, None, None, f"{_layer(name)}: no gradient: it is zero for this batch")
+        for name in names
+        if norms.get(f"gradient_norm/{name}") == 0
+    ]
+
+
+def _what_fire_would_do(probe: Probe, notes: list[str]) -> tuple[dict[str, LayerReport], dict[str, dict[str, float]]]:
+    """By layer: the report of FIRE on a copy, and the measures of that copy."""
+    copied = copy.deepcopy(probe.model)
+    try:
+        report = fire_(copied, where=probe.where)
+    except ValueError as problem:
+        notes.append(f"FIRE would change nothing: {problem}")
+        return {}, {}
+    notes += [f"FIRE would leave {weight.name} alone: {weight.reason}" for weight in report.left_alone]
+    return {_layer(layer.name): layer for layer in report.layers}, _by_layer(_twin(probe, copied), [])
+
+
+def _twin(probe: Probe, model: nn.Module) -> Probe:
+    """Another model on the same batch."""
+    return Probe(model, (probe.inputs, probe.targets), mode=probe.mode, where=probe.where, example=probe.example)
+
+
+def _fired(report: LayerReport) -> list[str]:
+    """What FIRE would change; of weights that leave the range of float64 when they are squared it is not known."""
+    figures = (report.dfi_before, "{:.2g}"), (report.dfi_after, "{:.1g}"), (report.sfe_normalised, "{:.2g}")
+    before, after, moved = (shape.format(value) if math.isfinite(value) else "too large" for value, shape in figures)
+    return [f"{before} -> {after}", moved]
+
+
+_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("dead", "dead_fraction", "{:.0%}"),
+    ("dormant", "dormant_fraction", "{:.0%}"),
+    ("saturated", "saturated_fraction", "{:.0%}"),
+    ("feature rank", "effective_rank", "{:.1f}"),
+    ("weight rank", "weight_effective_rank", "{:.1f}"),
+    ("condition", "condition_number", "{:.2g}"),
+    ("norm", "spectral_norm", "{:.3g}"),
+)
+
+
+def _table(diagnosis: Diagnosis) -> list[str]:
+    """A row for each layer; in brackets what a new network has, and an asterisk where something was found."""
+    named = {finding.layer for finding in diagnosis.findings}
+    header = ["", "layer", *(title for title, _, _ in _COLUMNS), "DfI/col, fired", "SFE/|W|²"]
+    shown = [layer for layer in diagnosis.layers if layer.name in named or len(diagnosis.layers) <= _SHOWN]
+    rows = [header]
+    for layer in shown:
+        cells = ["*" if layer.name in named else "", layer.name]
+        for _, measured, shape in _COLUMNS:
+            now, then = layer.values.get(measured), layer.new.get(measured)
+            cell = "" if now is None else shape.format(now)
+            cells.append(cell if then is None or now is None else f"{cell} ({shape.format(then)})")
+        cells += ["", ""] if layer.fire is None else _fired(layer.fire)
+        rows.append(cells)
+    kept = [column for column in range(len(header)) if column < 2 or any(row[column] for row in rows[1:])]
+    dead, saturated = header.index("dead"), header.index("saturated")
+    if all(row[dead] == row[saturated] for row in rows[1:]):  # as with ReLU
+        kept = [column for column in kept if column != saturated]
+    widths = {column: max(len(row[column]) for row in rows) for column in kept}
+    lines = []
+    for row in rows:
+        cells = [row[column].ljust(widths[column]) if column < 2 else row[column].rjust(widths[column]) for column in kept]
+        lines.append("  ".join(cells).rstrip())
+    if len(shown) < len(diagnosis.layers):
+        lines.append(f"and {len(diagnosis.layers) - len(shown)} more, in which nothing was found: diagnosis.layers has them")
+    return [
+        *lines,
+        "",
+        *(["In brackets: the worst of five new networks of this kind."] if any(layer.new for layer in shown) else []),
+        "DfI/col: deviation from isometry, now and after ten published steps of FIRE; SFE/|W|²: how far they move it.",
+    ]

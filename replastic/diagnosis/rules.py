@@ -1,0 +1,117 @@
+"""What counts as unhealthy, in one table: `RULES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+_SHARE = 0.25  # of a layer's units that may be lost, more than in a new network
+FLAT = 1e4  # times its smaller side: a condition number that one in 5000 square Gaussian matrices exceeds
+_LARGE = 10.0  # a spectral norm that no usual initialisation reaches
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a measure of a layer is bad news, compared with that of the same layer in a new network, and why."""
+
+    measure: str
+    problem: str
+    when: str  # in words
+    unhealthy: Callable[[float, float], bool]
+    worst: Callable[[Iterable[float]], float]  # of several new networks
+    number: str  # how to write the value
+    phrase: str  # how to speak of it
+    why: str
+    kind: str  # of a kind only the first problem of a layer is named: the others are the same one seen differently
+
+
+RULES = (
+    Rule(
+        "dead_fraction",
+        "dead units",
+        f"{_SHARE} more than in new networks",
+        lambda value, new: value - new >= _SHARE,
+        max,
+        "{:.0%}",
+        "{} of its units",
+        "they give zero for every sample, so no gradient reaches their weights",
+        "units",
+    ),
+    Rule(
+        "saturated_fraction",
+        "saturated units",
+        f"{_SHARE} more than in new networks",
+        lambda value, new: value - new >= _SHARE,
+        max,
+        "{:.0%}",
+        "{} of its units",
+        "their activation is flat on every sample, so hardly any gradient reaches their weights",
+        "units",
+    ),
+    Rule(
+        "dormant_fraction",
+        "dormant units",
+        f"{_SHARE} more than in new networks",
+        lambda value, new: value - new >= _SHARE,
+        max,
+        "{:.0%}",
+        "{} of its units",
+        "they are faint beside the others of their layer and carry next to nothing on",
+        "units",
+    ),
+    Rule(
+        "effective_rank",
+        "collapsed features",
+        "at most 15 % of that of new networks",
+        lambda value, new: value <= 0.15 * new,
+        min,
+        "{:.1f}",
+        "effective rank {}",
+        "samples look alike to the layers that read it, so what tells new ones apart is lost",
+        "rank",
+    ),
+    Rule(
+        "condition_number",
+        "ill-conditioned weight",
+        f"10 times that of new networks, and {FLAT:.0e} times its smaller side, at 75 % of their effective rank or less",
+        lambda value, new: value >= 10 * new,  # and FLAT, in diagnosis.py: it depends on the size
+        max,
+        "{:.2g}",
+        "condition number {}",
+        "some directions pass and others do not, forwards and in gradients",
+        "spectrum",
+    ),
+    Rule(
+        "weight_effective_rank",
+        "low-rank weight",
+        "at most half of that of new networks",
+        lambda value, new: value <= 0.5 * new,
+        min,
+        "{:.1f}",
+        "effective rank {}",
+        "a few directions have grown over all others",
+        "spectrum",
+    ),
+    Rule(
+        "spectral_norm",
+        "zero weight",
+        "zero, and not in new networks",
+        lambda value, new: value == 0 < new,
+        max,
+        "{:.3g}",
+        "spectral norm {}",
+        "nothing passes it, and no gradient reaches what is before it",
+        "size",
+    ),
+    Rule(
+        "spectral_norm",
+        "grown weight",
+        f"10 times that of new networks, and {_LARGE:g}",
+        lambda value, new: value >= max(10 * new, _LARGE),
+        max,
+        "{:.3g}",
+        "spectral norm {}",
+        "steps of the usual size no longer change what it computes",
+        "size",
+    ),
+)

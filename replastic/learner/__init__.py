@@ -1,0 +1,6 @@
+"""What every training loop shares: the `Learner` that methods act on, the `Method` itself, and the `Task` to learn."""
+
+from .learner import Learner as Learner
+from .method import Method as Method
+from .task import Batch as Batch
+from .task import Task as Task

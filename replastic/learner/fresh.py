@@ -1,0 +1,193 @@
+"""A model's tensors by name: its own, its first ones, and those of a model drawn anew."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..listing import some
+from ..units import original
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer that a checkpoint holds, itself and not a copy, under the uncompiled model's names."""
+    state = original(model).state_dict(keep_vars=True)
+    return {plain(name): value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def reinitialised(model: nn.Module) -> nn.Module:
+    """A copy of `model` with every parameter drawn anew by the layer that holds it; raises if one is not."""
+    fresh = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in (one for one in fresh.parameters() if one.is_floating_point() or one.is_complex()):
+            parameter.fill_(torch.nan)  # what is still NaN in the end was not initialised by anything
+        fresh.apply(_reset_parameters)  # children first, as when it was built: attention sets biases of layers inside it
+        _apply_own_laws(fresh, None)
+        left = [name for name, parameter in fresh.named_parameters() if parameter.isnan().any()]
+    if left:
+        raise ValueError(
+            f"nothing re-initialises {some(left)}: no layer's reset_parameters() does. Pass a function that "
+            "makes the model, as in Learner(model, optimizer, build=lambda: MyModel())"
+        )
+    return fresh
+
+
+def _apply_own_laws(module: nn.Module, law: Callable[[nn.Module], object] | None) -> None:
+    """Hugging Face's models know their own law, `_init_weights` of a module; of models within models the inner one holds."""
+    own = getattr(module, "_init_weights", None)
+    if hasattr(module, "config") and hasattr(module, "base_model_prefix") and callable(own):  # others call other things so
+        law = own
+    for child in module.children():
+        _apply_own_laws(child, law)
+    if law is not None:
+        law(module)
+
+
+def _reset_parameters(module: nn.Module) -> None:
+    for name in ("reset_parameters", "_reset_parameters"):
+        if callable(getattr(module, name, None)):
+            getattr(module, name)()
+            break
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that train, by name, each tensor once, however many names it has."""
+    found: dict[tuple[object, ...], tuple[str, nn.Parameter]] = {}
+    for name, parameter in original(model).named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise ValueError(
+                f"{name} is complex, and what is done to parameters here is meant for real ones: keep it as two of them "
+                "(torch.view_as_real), or freeze it"
+            )
+        if parameter.requires_grad and parameter.is_floating_point():
+            found.setdefault(memory(parameter), (plain(name), parameter))
+    if not found:
+        raise ValueError("this model has no trainable parameters: call requires_grad_(True) on it")
+    return dict(found.values())
+
+
+@contextmanager
+def seeded(seed: int, model: nn.Module) -> Iterator[None]:
+    """Random numbers drawn here, on the CPU and on the model's devices, come from `seed`; afterwards all is as it was.
+
+    Those of NumPy and of Python, too: a function that makes a model may draw from them, and the user's data as well. They
+    are the whole process's: another thread should draw from a generator of its own.
+    """
+    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
+    of_numpy, of_python = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002 the global stream is kept
+    with torch.random.fork_rng(devices):
+        # torch.manual_seed would seed every GPU, and only these ones' states come back.
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        np.random.seed([seed % 2**32, (seed >> 32) % 2**32])  # noqa: NPY002 takes 32 bits at a time
+        random.seed(str(seed))  # of a number it would take the absolute value
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)  # noqa: NPY002
+            random.setstate(of_python)
+
+
+def first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """A copy of `initial`'s weights, on the devices and in the dtypes of the model's; None: of those that it has now."""
+    mine = named_tensors(model)
+    if initial is None:
+        return {name: tensor.detach().clone() for name, tensor in mine.items()}
+    given = {plain(name): tensor for name, tensor in initial.items()}
+    missing = [name for name, tensor in mine.items() if name not in given or given[name].shape != tensor.shape]
+    if missing:
+        raise ValueError(
+            f"initial has no {missing[0]!r} of the model's shape: pass the state_dict() of this model as it was at first"
+        )
+    check_not_shared(mine, given, "initial")
+    return {name: given[name].detach().to(tensor, copy=True) for name, tensor in mine.items()}
+
+
+def check_not_shared(mine: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
+    """Raise if weights that are to be gone back to are the model's own, which have changed with it."""
+    shared = [name for name, tensor in mine.items() if tensor.numel() and tensor.data_ptr() == given[name].data_ptr()]
+    if shared:
+        raise ValueError(
+            f"{what} holds the model's own {shared[0]!r}, which changes as the model trains: "
+            "keep a copy from before, as in first = copy.deepcopy(model.state_dict())"
+        )
+
+
+def check_same_build(model: nn.Module, drawn: nn.Module) -> None:
+    """Raise unless the two have tensors of the same names and shapes, and none in common."""
+    ours = {memory(parameter) for parameter in model.parameters()}
+    if any(memory(parameter) in ours for parameter in drawn.parameters()):
+        raise ValueError(
+            "build() returned the model that is being trained: it is to make a new one, as in lambda: MyModel()"
+        )
+    mine = {name: tensor.shape for name, tensor in named_tensors(model).items()}
+    theirs = {name: tensor.shape for name, tensor in named_tensors(drawn).items()}
+    if mine != theirs:
+        name = next(name for name in [*mine, *theirs] if mine.get(name) != theirs.get(name))
+        if {name.removeprefix("module."): shape for name, shape in mine.items()} == theirs:
+            raise ValueError("build() makes the model itself, and this is a wrapper of it: give model.module instead")
+        raise ValueError(
+            f"build() makes another model: {name!r} is {tuple(theirs[name]) if name in theirs else 'missing'} there and "
+            f"{tuple(mine[name]) if name in mine else 'missing'} here. Pass the function that made this model"
+        )
+
+
+def built_like(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes, checked to be of this model's build, and on its device, in its dtypes, frozen where it is."""
+    drawn = original(build())
+    check_same_build(model, drawn)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    drawn, mine = drawn.to(device), named_tensors(model)
+    for name, tensor in named_tensors(drawn).items():
+        tensor.data = tensor.data.to(mine[name])  # dtypes may be mixed; nobody holds this model's tensors yet
+        if isinstance(tensor, nn.Parameter):
+            tensor.requires_grad_(mine[name].requires_grad)
+    return drawn
+
+
+def load_(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load tensors by the names that they have in the uncompiled model."""
+    names = {plain(name): name for name in model.state_dict()}
+    model.load_state_dict({names.get(name, name): value for name, value in saved.items()})
+
+
+def as_loaded(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What a model with loading code of its own makes of a checkpoint, by its present names; it stays as it is itself."""
+    trial = copy.deepcopy(model)
+    try:
+        load_(trial, saved)
+    except RuntimeError as problem:
+        raise ValueError(f"the checkpoint is of another model: {problem}") from problem
+    return {name: tensor.detach() for name, tensor in named_tensors(trial).items()}
+
+
+def plain(name: str) -> str:
+    """A tensor's name in the model that torch.compile was given, whole or in parts."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") or name
+
+
+def memory(parameter: Tensor) -> tuple[object, ...]:
+    """Equal for parameters that are the same memory, be they one object or two."""
+    return parameter.data_ptr(), parameter.shape, parameter.device
+
+
+def moved(saved: Any, like: Any, device: torch.device) -> Any:
+    """A copy of a method's state or of weights, each tensor on the device of its counterpart in `like`, else on `device`."""
+    if isinstance(saved, Tensor):
+        return saved.detach().to(like.device if isinstance(like, Tensor) else device, copy=True)
+    if isinstance(saved, Mapping):
+        others = like if isinstance(like, Mapping) else {}
+        return {key: moved(value, others.get(key), device) for key, value in saved.items()}
+    if isinstance(saved, list | tuple):
+        others = like if isinstance(like, list | tuple) and len(like) == len(saved) else [None] * len(saved)
+        return type(saved)(moved(value, other, device) for value, other in zip(saved, others, strict=True))
+    return saved

@@ -1,0 +1,432 @@
+"""Everything a method may touch: `Learner`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..optim import as_one, check_clearable, check_will_clear, clear_state_
+from ..units import FROZEN, Example, Tap, UnitGroup, Units, find_units, original, reset_checked_, written
+from ..weights.sharded import check_unsharded
+from .checks import (
+    acts_in_steps,
+    check_acts,
+    check_functions,
+    check_holds,
+    check_own_steps,
+    check_placed,
+    check_processes,
+    check_task,
+    check_unchanged,
+    flat_list,
+    place_of,
+    processes_of,
+    refuse_step,
+    several,
+    structure_of,
+    trains_of,
+    warn_of_untrained,
+)
+from .forgotten import Silence
+from .fresh import built_like, first_weights, memory, reinitialised, seeded, trainable
+from .method import Method
+from .resume import go_on_from, state_of
+from .task import Batch, Task, outputs_of
+
+_TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
+
+
+class Learner:
+    """A model, its optimiser, randomness of its own, and the methods that act on them.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> learner = Learner(model, torch.optim.Adam(model.parameters()), loss=nn.functional.cross_entropy)
+    >>> loss = learner.step(torch.randn(16, 4), torch.randint(2, (16,)))
+
+    In a loop of one's own, the same without `step`: add `learner.penalty(batch)` to the loss, call
+    `learner.after_step(batch)` after the optimiser's step, and `learner.begin(task)` when the data changes.
+
+    optimizer: one, or a list of them, which then look like one.
+    methods: in the order in which they act; lists among them are taken apart.
+    loss: of the model's outputs and the targets, until a task brings its own.
+    build: makes a newly initialised model. Without it `fresh()` calls every layer's reset_parameters, which knows nothing of
+        what the model's constructor did after: another initialisation, tied weights.
+    initial: the run's first weights, as a copied state dict, if the model has been trained since. None: the weights it has
+        now. False: they are not kept, for large models whose methods do not ask for them.
+    example: an input for `find_units`, for models whose code cannot be traced.
+    seed: of all randomness of the methods. The order of the data does not depend on it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        methods: Method | Iterable[Any] = (),
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        build: Callable[[], nn.Module] | None = None,
+        initial: Mapping[str, Tensor] | Literal[False] | None = None,
+        example: Example | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Learner needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
+        check_functions(loss, build)
+        self.model, self.build, self.example, self.seed = model, build, example, seed
+        self._begun, self._silence = False, Silence()
+        self.methods = flat_list(methods)
+        if self.methods:  # whole weights at boundaries suffice for methods that look at nothing else, as FIRE
+            more = any(acts_in_steps(method) or method.one_process or method.needs_first for method in self.methods)
+            check_unsharded(model, for_good=more)
+        self.optimizer = as_one(optimizer)
+        check_holds(model, self.optimizer)
+        check_placed(model)
+        check_processes(self.methods, processes_of(model))
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.initial = {} if initial is False else first_weights(model, initial)
+        self.batch: Batch | None = None
+        self.task: Task | None = None
+        self.task_number = 0
+        self.steps = 0
+        self._can_draw = False  # a new model, as far as it was tried
+        self.taps: Tap | None = None
+        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which the model is called
+        self._loss = loss
+        self._started: list[Method] = []
+        self._structure, self._place = structure_of(original(model)), place_of(model)
+        self._known = list(model.parameters())
+        self.trains = trains_of(self._known)  # which of the model's parameters, when they were last looked at
+        self._claim_methods()
+        try:
+            self._start_methods()
+        except Exception:
+            self._let_go()
+            raise
+
+    # what a training loop calls
+
+    def step(self, inputs: Any, targets: Any, *, clip: float | None = None) -> Tensor:
+        """One step of training on one batch; returns the task's loss, without penalties.
+
+        clip: the largest norm of the gradient of loss and penalties together.
+        """
+        check_own_steps(self.optimizer)
+        self.notice_frozen()
+        batch = self.batch = Batch(inputs, targets)
+        loss = self.loss(batch)
+        self.optimizer.zero_grad()
+        (loss + self.penalty()).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(self.trained(), clip)
+        self.optimizer.step()
+        self.after_step()
+        return loss.detach()
+
+    def trained(self) -> list[Tensor]:
+        """The parameters that the optimiser holds: those whose gradients it clears, and which are clipped together."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What trains the model. A loop of one's own calls this one's `step` and `zero_grad`: a method may replace it."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        replaced = getattr(self, "_optimizer", None)
+        if replaced is optimizer:
+            return
+        self._optimizer = optimizer
+        for hook in getattr(self, "_hooks", ()):
+            hook.remove()
+        self._hooks = [stepped.register_step_post_hook(self._saw_a_step) for stepped in several(optimizer)]
+        gone = several(replaced) if replaced is not None else []
+        for old in (old for old in gone if all(old is not kept for kept in several(optimizer))):
+            old.register_step_pre_hook(refuse_step)
+
+    def _saw_a_step(self, optimizer: Optimizer, *arguments: object) -> None:
+        self._begun = True  # what comes next is a boundary, also in a loop that never said begin() before
+        if optimizer is several(self._optimizer)[0]:  # those that look like one step together
+            self._silence.steps += 1
+
+    def begin(self, task: Task | None = None) -> None:
+        """Say that the next steps are of `task`. This is a boundary, at which methods act, unless nothing came before it:
+        no other call, and no step of the optimiser."""
+        check_unchanged(self.model, self._structure, self._place)
+        check_task(task, self.methods)
+        self.notice_frozen()
+        if self.steps:  # also those of captured graphs, which call methods by themselves
+            self._silence.told.add("after_step")
+        self._silence.check(self.acting)
+        if self._begun and self.methods:
+            check_unsharded(self.model)
+        before = self.task, self.task_number
+        self.task = task
+        if self._begun:
+            self.task_number += 1
+            try:
+                self._start_methods()
+                for method in self._started:
+                    method.at_boundary(self, task)
+            except Exception:
+                self.task, self.task_number = before  # so that it can be begun again, with what was missing
+                raise
+        self._begun = True
+
+    def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
+        """What the methods add to the loss; `batch` is what the step is to learn from, for methods that look at it."""
+        self._see(batch)
+        self.notice_frozen(after_pass=True)
+        self._silence.told.add("penalty")
+        return sum((method.penalty(self) for method in self.acting("penalty")), start=0.0)
+
+    def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
+        """Have the methods act after a step of the optimiser; `batch` is what the step learnt from."""
+        self._see(batch)
+        check_unchanged(self.model, self._structure, self._place)
+        self.notice_frozen(after_pass=True)
+        for method in self.acting("after_step"):
+            method.after_step(self)
+        self.steps += 1
+        if self.taps is not None:
+            self.taps.clear()
+            if len(self.taps.groups) < len(self.units.groups):  # some were unfrozen after the pass of this step
+                self.taps.show(self.model, self.units.groups)
+
+    def notice_frozen(self, *, after_pass: bool = False) -> None:
+        """Show the parameters and units that train now, if layers were frozen or unfrozen.
+
+        This runs at every step, so it must be cheap.
+
+        after_pass: Keep the activations of the current forward pass; units it did not cover are added after the step.
+        """
+        now = trains_of(self._known)
+        if now != self.trains:
+            thawed = [one for one, trains, before in zip(self._known, now, self.trains, strict=True) if trains > before]
+            for cached in ("units", "parameters"):
+                self.__dict__.pop(cached, None)
+            if self.taps is not None:
+                seen = self.taps.inputs if after_pass else {}
+                groups = [group for group in self.units.groups if not seen or group.name in seen]  # raises if there are none
+                self.taps.show(self.model, groups)
+            self.trains = now
+            warn_of_untrained(self.model, self.optimizer, thawed)
+
+    def trained_elsewhere(self, steps: int, batch: Batch) -> None:
+        """Note steps whose weights and methods' states others have written, and the last batch of them."""
+        self.steps += steps
+        self.batch, self._begun = batch, True
+
+    def _see(self, batch: tuple[Any, Any] | None) -> None:
+        if batch is not None:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise TypeError(f"batch is a {type(batch).__name__}, not a pair: write after_step((inputs, targets))")
+            self.batch = Batch(*batch)
+
+    def acting(self, moment: Literal["at_boundary", "penalty", "after_step"]) -> list[Method]:
+        """The methods that do something at that moment of the present task, in their order."""
+        return [method for method in self._started if method.overrides(moment)]
+
+    def evaluated(self) -> dict[str, nn.Module]:
+        """The networks to be tested, by name; the first is the one that counts."""
+        for method in self._started:
+            networks = method.evaluated(self)
+            if networks:
+                return networks
+        return {"model": self.model}
+
+    # what methods use
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The task's own loss on a batch."""
+        loss = self.task.loss if self.task is not None else self._loss
+        if loss is None:
+            raise ValueError(
+                "the learner has no loss: pass Learner(..., loss=torch.nn.functional.cross_entropy) or begin a task"
+            )
+        return loss(outputs_of(self.model, batch.inputs), batch.targets)
+
+    @cached_property
+    def units(self) -> Units:
+        """The model's hidden units, of layers that train."""
+        found, groups = self._found
+        trained = tuple(g for g, parameters in groups if all(parameter.requires_grad for parameter in parameters))
+        if not trained:
+            return find_units(self.model, self.example)  # raises, and says which layers are frozen
+        frozen = {group.name: FROZEN for group in found.groups if all(group is not one for one in trained)}
+        return Units(trained, found.left_out | frozen, found.not_seen)
+
+    @cached_property
+    def _found(self) -> tuple[Units, list[tuple[UnitGroup, list[nn.Parameter]]]]:
+        """All hidden units, each group with the parameters that have to train: the model is traced only once."""
+        found, model = find_units(self.model, self.example, frozen=True), original(self.model)
+        layers = [{slot.layer for slot in (*g.makers, *g.norms, *g.readers)} for g in found.groups]
+        held = [[p for layer in names for p in model.get_submodule(layer).parameters(recurse=False)] for names in layers]
+        return found, list(zip(found.groups, held, strict=True))
+
+    def tap(self) -> Tap:
+        """The activations of hidden units in the training forward; from now on they are kept."""
+        if self.taps is None:
+            self.taps = Tap(self.model, self.units.groups)
+        return self.taps
+
+    def reset_units(self, group: UnitGroup, chosen: Tensor) -> None:
+        """Start some units anew: weights drawn by the template's law, the optimiser's memory of them cleared."""
+        reset_checked_(
+            self.model,
+            group,
+            chosen,
+            template=self.template,
+            generator=self.generator,
+            optimizer=self.optimizer,
+        )
+
+    def will_reset_units(self, method: Method) -> None:
+        """For a method's `start`: raise now what would go wrong when the first unit is due. Taps the activations, too."""
+        self.tap()
+        self.template  # noqa: B018 - raises if no new weights can be drawn
+        self.will_forget(method, written(self.model, self.units.groups), parts=True)
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, each tensor once, however many names it has."""
+        return trainable(self.model)
+
+    def first(self, name: str) -> Tensor:
+        """The run's first value of a parameter or buffer, on the model's device."""
+        if name not in self.initial:
+            raise KeyError(
+                f"{name!r} is not among the run's first weights: the model was changed since, or Learner(initial=...) is of "
+                "another model, or False"
+            )
+        return self.initial[name]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Passes of the model that a method makes here leave no trace: not in `taps`, nor in torch's random state.
+
+        They are in the precision of training.
+        """
+        unheard = self.taps.paused() if self.taps is not None else nullcontext()
+        with unheard, seeded(self._seed(), self.model), self.precision():
+            yield
+
+    def fresh(self) -> nn.Module:
+        """A newly initialised model, drawn with the learner's randomness; no other random state changes."""
+        return self._drawn(self._seed())
+
+    def check_fresh(self) -> None:
+        """Raise if no newly initialised model can be made; for methods whose first one is due after a whole task."""
+        if not self._can_draw:
+            self._drawn(self.seed ^ _TEMPLATE_SEED)
+            self._can_draw = True
+
+    def draw(self, make: Callable[[], nn.Module]) -> nn.Module:
+        """What `make` makes, with the learner's randomness in place of torch's own; no other random state changes."""
+        with seeded(self._seed(), self.model):
+            return make()
+
+    def data_generator(self) -> torch.Generator:
+        """For a look at a task's data: `task.batches(learner.data_generator())` does not disturb the order of training."""
+        return torch.Generator().manual_seed(self._seed())
+
+    def _seed(self) -> int:
+        return int(torch.randint(2**62, (), generator=self.generator, device=self.device))
+
+    @cached_property
+    def template(self) -> nn.Module:
+        """One newly initialised model for the whole run, the same after a resume: the law that units are redrawn from."""
+        return self._drawn(self.seed ^ _TEMPLATE_SEED)
+
+    def _drawn(self, seed: int) -> nn.Module:
+        model, build = original(self.model), self.build
+        with seeded(seed, self.model):
+            drawn = built_like(model, build) if build is not None else reinitialised(model)
+        return drawn.train(model.training)
+
+    def forget(self, parameters: Iterable[Tensor]) -> None:
+        """Clear what the optimiser remembers of whole parameters: of all of them or, if one cannot be cleared, of none.
+
+        Call it before weights are written: what can go wrong goes wrong here.
+        """
+        held = self._held(parameters)
+        for param in held:
+            check_clearable(self.optimizer, param)
+        for param in held:
+            clear_state_(self.optimizer, param)
+
+    def will_forget(self, method: Method, parameters: Iterable[Tensor], *, parts: bool = False) -> None:
+        """For a method's `start`: raise now if `forget` of these will raise once the optimiser has state.
+
+        parts: single entries of them are to be cleared.
+        """
+        name, index = type(method).__name__, ... if parts else None
+        instead = f", or give {name}(clear_state=False)" if hasattr(method, "clear_state") else ""
+        check_will_clear(self.optimizer, [(param, index) for param in self._held(parameters)], name, instead)
+
+    def _held(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Those, and others of the same memory, that the optimiser holds."""
+        wanted = {memory(parameter) for parameter in parameters}
+        return [param for param in self.trained() if memory(param) in wanted]
+
+    def model_changed(self) -> None:
+        """For a method that changed the module tree itself: what was found out about the old one is forgotten."""
+        self._structure = structure_of(original(self.model))
+        self.__dict__.pop("template", None)
+        self._can_draw = False
+        for cached in ("_found", "units", "parameters"):
+            self.__dict__.pop(cached, None)
+        if self.taps is not None:
+            groups = self.units.groups  # raises if there are none
+            self.taps.close()
+            self.taps = Tap(self.model, groups)
+        self._known = list(self.model.parameters())
+        self.trains = trains_of(self._known)
+
+    # stop and resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs: tensors, numbers, lists and dicts, to be loaded with weights_only=True.
+
+        As everywhere in torch its tensors are the live ones: save it, or copy.deepcopy it, before training goes on.
+        """
+        return state_of(self)
+
+    def load_state_dict(self, saved: Mapping[str, Any], task: Task | None = None) -> None:
+        """Go on where `state_dict` was taken, with the same model, optimisers and methods, newly made.
+
+        task: the one that was going on; it holds functions, which a checkpoint does not carry.
+        """
+        go_on_from(self, saved, task)
+
+    def _claim_methods(self) -> None:
+        for method in self.methods:
+            check_acts(method)
+            if method.taken:
+                raise ValueError(f"this {type(method).__name__} has a learner already: make a new one for each learner")
+        for method in self.methods:
+            method.taken = True
+
+    def _let_go(self) -> None:
+        """Methods that could not all be started may be given to another learner."""
+        if self.taps is not None:
+            self.taps.close()
+        for method in self.methods:
+            method.taken, method.state = False, {}
+
+    def _start_methods(self) -> None:
+        for method in self.methods:
+            self._start(method)
+
+    def _start(self, method: Method) -> None:
+        if method.from_task <= self.task_number and not any(started is method for started in self._started):
+            method.start(self)
+            self._silence.steps = 0  # of those before it has missed nothing
+            self._started = [m for m in self.methods if m is method or any(s is m for s in self._started)]  # in their order

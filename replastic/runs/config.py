@@ -1,0 +1,319 @@
+"""An experiment as a strict TOML file: what may stand in it, and what it means.
+
+    name = "FIRE, figure 2a"
+    seeds = [1, 2, 3]
+
+    [data]
+    name = "cifar10"
+
+    [model]
+    name = "resnet"
+
+    [protocol]
+    name = "warm_start"
+    epochs = [1000, 100]
+
+    [training]
+    renew_optimizer = true
+    learning_rate = 1e-3
+
+    [arms.base]
+
+    [arms.FIRE]
+    name = "fire"
+    steps = 10
+
+Options beside a `name` are the arguments of what is named. A key that nothing uses is an error with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ..learner import Method
+from ..listing import one_line
+from ..methods import METHODS
+from ..methods.by_name import OwnCode, method_by_name, own_code
+from ..models import FROM_IMAGES, MODELS
+from ..options import OptionError, check_keys, check_options, check_type, nearest, options_of
+from ..train import Training
+from ..train.measuring import Measuring
+from ..workloads.images.data import DATA_SETS, FROM_CALLER
+from ..workloads.images.protocols import FROM_RUN, PROTOCOLS
+
+Table = Mapping[str, Any]
+_LONGEST = 255  # bytes of a name; a folder is named after an arm
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of training: methods by name with their settings, and what of [training] is different.
+
+    grid_of, point: of an arm that is a point of a grid, the name that stands in the file, and the values.
+    code: by name, the files of methods that are not of this library.
+    """
+
+    methods: tuple[tuple[str, Table], ...] = ()
+    training: Table = field(default_factory=dict)
+    grid_of: str = ""
+    point: Table = field(default_factory=dict)
+    code: Mapping[str, OwnCode] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When a run is saved. It has no influence on results.
+
+    minutes: from one save to the next, at the end of an epoch.
+    boundaries: also at the end of every task.
+    """
+
+    minutes: float = 10.0
+    boundaries: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.minutes >= 0:
+            raise ValueError(f"checkpoints: minutes = {self.minutes} must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All of a file. `data`, `model` and `protocol` are names with options."""
+
+    name: str
+    seeds: tuple[int, ...]
+    data: tuple[str, Table]
+    model: tuple[str, Table]
+    protocol: tuple[str, Table]
+    training: Training
+    arms: Mapping[str, Arm]
+    measures: tuple[Measuring, ...] = ()
+    validation: int = 0
+    normalised: bool = True
+    about: str = ""
+    metric: str = "test_accuracy"
+    share_first_task: bool = True
+    checkpoints: Checkpoints = Checkpoints()
+
+
+def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
+    """The experiment in a TOML file; `changes` such as "training.batch=128" stand above what it says."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode()
+    except OSError as problem:
+        raise OptionError(f"{path}: {problem.strerror or problem}; give the path of an experiment's TOML file") from problem
+    except UnicodeDecodeError as problem:
+        raise OptionError(f"{path} is no text in UTF-8: give the path of an experiment's TOML file") from problem
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:  # also numbers of thousands of digits, and lists in each other
+        raise OptionError(f"{path}: {problem}") from problem
+    for change in changes:
+        _change(table, change)
+    try:
+        return parse(table, folder=path.parent)
+    except OptionError as problem:
+        changed = "".join(f" --set {change}" for change in changes)
+        raise OptionError(f"{path}{' with' * bool(changed)}{changed}: {problem}") from problem
+
+
+def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
+    """The experiment that a table, as read from TOML, describes. folder: from which methods of one's own are seen."""
+    known = ["name", "about", "seeds", "metric", "share_first_task", "data", "model", "protocol", "training", "measures",
+             "checkpoints", "arms"]  # fmt: skip
+    required = ["name", "seeds", "data", "model", "protocol", "training", "arms"]
+    check_keys(table, known, "the file", required)
+    plain = {"name": str, "about": str, "seeds": list[int], "metric": str, "share_first_task": bool}
+    for key, kind in plain.items():
+        if key in table:
+            check_type(table[key], kind, key)
+    _check_name(table["name"], "name")
+    seeds = table["seeds"]
+    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+        raise OptionError(f"seeds = {seeds!r}: give at least one, each once, 0 or more")
+    data = dict(_table(table["data"], "[data]"))
+    if data.get("name") in DATA_SETS:
+        check_keys(data, ["name", "validation", "normalised", *options_of(DATA_SETS[data["name"]])], "[data]")
+    validation, normalised = data.pop("validation", 0), data.pop("normalised", True)
+    check_type(validation, int, "[data] validation")
+    check_type(normalised, bool, "[data] normalised")
+    training = made(Training, _table(table["training"], "[training]"), "[training]")
+    return Experiment(
+        name=table["name"],
+        seeds=tuple(seeds),
+        data=_named(data, DATA_SETS, "[data]", given=FROM_CALLER),
+        model=_named(table["model"], MODELS, "[model]", given=FROM_IMAGES),
+        protocol=_named(table["protocol"], PROTOCOLS, "[protocol]", given=FROM_RUN),
+        training=training,
+        measures=_measures(table.get("measures", [])),
+        validation=validation,
+        normalised=normalised,
+        about=table.get("about", ""),
+        metric=table.get("metric", "test_accuracy"),
+        share_first_task=table.get("share_first_task", True),
+        checkpoints=made(Checkpoints, _table(table.get("checkpoints", {}), "[checkpoints]"), "[checkpoints]"),
+        arms=_arms(_table(table["arms"], "[arms]"), training, folder),
+    )
+
+
+def _measures(given: Any) -> tuple[Measuring, ...]:
+    """One [measures], or several [[measures]] at moments of their own."""
+    tables = given if isinstance(given, list) else [given]
+    if not all(isinstance(one, Mapping) for one in tables):
+        raise OptionError(f'measures = {given!r}: write [measures], and below it names = ["dormant_fraction"]')
+    return tuple(made(Measuring, _table(one, "[measures]"), "[measures]") for one in tables)
+
+
+def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm]:
+    arms: dict[str, Arm] = {}
+    for name, given in table.items():
+        _check_name(name, "[arms] name")
+        where = f"[arms.{name}]"
+        arm = dict(_table(given, where))
+        changed, grid = _table(arm.pop("training", {}), where + " training"), _table(arm.pop("grid", {}), where + " grid")
+        made(Training, {**_fields(training), **changed}, where + " training")
+        if "methods" in arm:
+            check_keys(arm, ["methods", "training", "grid"], where)
+            if not isinstance(arm["methods"], list):
+                raise OptionError(f'{where} methods: give a list, as in methods = [{{ name = "fire" }}]')
+            tables = [dict(_table(entry, where)) for entry in arm["methods"]]
+        else:
+            tables = [arm] if arm else []
+        for label, values in _points(grid, where):
+            chosen = [{**entry, **values} for entry in tables[:1]] + tables[1:]
+            if values and not tables:
+                raise OptionError(f"{where} grid: there is no method whose settings it could be of")
+            full = f"{name}, {label}" if label else name
+            _check_name(full, f"{where} name with its point")
+            if full in arms:
+                raise OptionError(f"[arms] has {full!r} twice: name arms and points of grids differently")
+            made_of = [_method(entry, where, folder) for entry in chosen]
+            arms[full] = Arm(
+                tuple((method, settings) for method, settings, _ in made_of),
+                dict(changed),
+                grid_of=name if values else "",
+                point=values,
+                code={method: code for method, _, code in made_of if code is not None},
+            )
+    if not arms:
+        raise OptionError("[arms] has none: write [arms.base] for training without any method")
+    return arms
+
+
+def _method(entry: Table, where: str, folder: str | Path) -> tuple[str, Table, OwnCode | None]:
+    if "name" not in entry:
+        raise OptionError(f"{where} has no name: give one of {', '.join(METHODS)}")
+    try:
+        code = own_code(entry["name"], folder)
+        kind = method_by_name(entry["name"], code)
+    except OptionError as problem:
+        raise OptionError(f"{where} {problem}") from problem
+    name, settings = _named(entry, {entry["name"]: kind}, where)
+    try:
+        built = kind(**settings)  # what it says of its settings it says now
+    except (TypeError, ValueError) as problem:
+        raise OptionError(f"{where}: {problem}") from problem
+    if not all(isinstance(one, Method) for one in (built if isinstance(built, list) else [built])):
+        raise OptionError(
+            f"{where} name = {name!r} gives {type(built).__name__} {built!r}: name a subclass of replastic.Method"
+        )
+    return name, settings, code
+
+
+def _points(grid: Table, where: str) -> list[tuple[str, dict[str, Any]]]:
+    """Every point of a grid, with a name; of an empty one, the one point."""
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise OptionError(f"{where} grid: {key} = {values!r}; give a list of values")
+    points = itertools.product(*grid.values())
+    named = (dict(zip(grid, values, strict=True)) for values in points)
+    return [(", ".join(f"{key}={value}" for key, value in point.items()), point) for point in named]
+
+
+# Names and options, checked against what they are for
+
+
+def _named(
+    table: Any, known: Mapping[str, Callable[..., Any]], where: str, *, given: Sequence[str] = ()
+) -> tuple[str, Table]:
+    """A name and its options; `given` are arguments that the file does not set."""
+    options = dict(_table(table, where))
+    if "name" not in options:
+        raise OptionError(f"{where} has no name: give one of {', '.join(known)}")
+    name = options.pop("name")
+    if name not in known:
+        raise OptionError(f"{where} name = {name!r}: {nearest(str(name), known)}")
+    check_options(known[name], options, f"{where} {name}", given=given)
+    return name, options
+
+
+def made(kind: type[Any], table: Table, where: str) -> Any:
+    """A dataclass of settings from a table."""
+    hints = get_type_hints(kind)
+    fields = {item.name: item for item in dataclasses.fields(kind) if item.init}
+    needed = [
+        name
+        for name, item in fields.items()
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+    ]
+    check_keys(table, list(fields), where, needed)
+    for name, value in table.items():
+        check_type(value, hints[name], f"{where} {name}")
+    try:
+        return kind(**table)
+    except ValueError as problem:
+        raise OptionError(str(problem)) from problem
+
+
+def _check_name(name: str, where: str) -> None:
+    """Raise for a name that a folder could not have, or a terminal would not show."""
+    shown, size = one_line(name), len(name.encode(errors="replace"))
+    short = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    if shown != name:
+        raise OptionError(f'{where} = "{short}" has characters that are not shown: write it without control characters')
+    if size > _LONGEST:
+        raise OptionError(f'{where} = "{short}" has {size:,} bytes: shorten it to {_LONGEST} or fewer')
+
+
+def _table(given: Any, where: str) -> Table:
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{where} is {given!r}: make it a table")
+    return given
+
+
+def _fields(settings: Any) -> dict[str, Any]:
+    return {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
+
+
+def _change(table: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    try:
+        named = tomllib.loads(f"{key} = 0")
+    except (ValueError, RecursionError) as problem:
+        raise OptionError(
+            f'--set {change!r}: write it as section.key=value, as in training.batch=128 or arms."S&P".rate=0.5'
+        ) from problem
+    if not equals:
+        raise OptionError(f"--set {change!r}: write it as section.key=value, as in training.batch=128")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text.strip()  # words need no quotes on a command line
+    path = []
+    while isinstance(named, dict):
+        path.append(next(iter(named)))
+        named = named[path[-1]]
+    if path[0] == "arms" and len(path) > 1 and path[1] not in table.get("arms", {}):
+        raise OptionError(f"--set {change!r}: [arms] has no {path[1]!r}; {nearest(path[1], table.get('arms', {}))}")
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise OptionError(f"--set {change!r}: {part} is no table of the file")
+    table[path[-1]] = value

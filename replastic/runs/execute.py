@@ -1,0 +1,159 @@
+"""Run an experiment in this process.
+
+Starts the runs of the file, or goes on with those that were stopped; runs that have ended are left alone. On the CPU a run
+that was interrupted ends with the same rows, bit for bit, as one that was not. Needs torch, numpy and safetensors alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ..options import OptionError, nearest
+from ..record import ENDINGS, RecordNotWritten, status_of
+from ..record.packed import refuse_packed
+from .config import Experiment
+from .run import Running
+from .run_stacked import finish_stacked, fits_in_stack
+from .spec import RunSpec, first_tasks, runs_of
+
+log = logging.getLogger("replastic")
+Tell = Callable[[Running], None] | None
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path,
+    *,
+    arms: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+    root: str | Path | None = None,
+    side_by_side: int = 1,
+    retry: bool = False,
+    tell: Tell = None,
+) -> dict[str, str]:
+    """Run all of an experiment, or some arms and seeds, in this process; returns each run's status by its folder.
+
+    side_by_side: runs that take turns: on a GPU one's kernels fill the gaps between another's.
+    tell: called after each row.
+    """
+    if side_by_side < 1:
+        raise OptionError(f"--side-by-side {side_by_side}: give 1 or more")
+    wanted, place = chosen_runs(experiment, arms, seeds), checked_device(device)
+    check_out(out)
+    firsts, known, reported = first_tasks(experiment), dict[str, str](), set[str]()
+
+    def refuse(one: RunSpec, problem: Exception) -> None:
+        known[str(one.folder)] = "not opened"
+        if str(problem) not in reported:  # what is wrong with one is often wrong with all
+            reported.add(str(problem))
+            log.error("%s", problem)
+
+    def opened(one: RunSpec) -> Running | None:
+        try:
+            first, turns = firsts.get(one.folder), side_by_side > 1
+            return Running(one, out, device=place, root=root, first=first, retry=retry, turns=turns)
+        except (OSError, RuntimeError, ValueError) as problem:  # of this run: the others go on
+            return refuse(one, problem)
+
+    def waits(one: RunSpec) -> bool:
+        try:
+            status = status_of(Path(out) / one.folder, config=one.config(), seed=one.seed, arm=one.arm)
+        except (OSError, ValueError) as problem:
+            refuse(one, problem)
+            return False
+        if status in ENDINGS and not (status == "failed" and retry):
+            known[str(one.folder)] = status
+            return False
+        return True
+
+    waiting = list(filter(waits, wanted))  # known before anything is trained
+    if waiting:
+        waiting[0].load(device=place, root=root)  # if it is not there, for none of them
+    if experiment.training.stacked:
+        fitting = [one for one in waiting if fits_in_stack(one)]
+        _train_as_one([running for running in map(opened, fitting) if running is not None], tell)
+    before = {firsts[one.folder].folder: firsts[one.folder] for one in waiting if one.folder in firsts}
+    for wave in (before.values(), waiting):
+        _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, known, tell)
+    order = [str(one.folder) for one in (*before.values(), *wanted)]
+    return {folder: known[folder] for folder in order if folder in known}
+
+
+def _train_as_one(runs: Sequence[Running], tell: Tell) -> None:
+    """Stack them. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
+    try:
+        together = [running for running in runs if not running.ended]
+        # Compiled, a step on a single sample needs no gradient matrices, which is worth it for one run, too.
+        if len(together) > 1 or (together and together[0].run.training.path == "stacked compiled"):
+            finish_stacked(together, tell)
+    finally:
+        for running in runs:
+            running.close()
+
+
+def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, str], tell: Tell) -> None:
+    active: list[Running] = []
+    try:
+        while active := active + list(itertools.islice(runs, side_by_side - len(active))):
+            for running in list(active):
+                try:
+                    more = running.advance()
+                except RecordNotWritten as problem:  # the run can go on when there is room
+                    log.error("%s", problem)
+                    more = False
+                if tell is not None:
+                    tell(running)
+                if not more:
+                    statuses[str(running.run.folder)] = running.status if running.ended else "stopped"
+                    running.close()
+                    active.remove(running)
+    finally:
+        for running in active:  # somebody pressed Ctrl-C, or the disk is full: folders are let go
+            running.close()
+
+
+def chosen_runs(experiment: Experiment, arms: Sequence[str] | None, seeds: Sequence[int] | None) -> list[RunSpec]:
+    """Those of an experiment's runs that were asked for; the name of a grid stands for all its points."""
+    grids = {given.grid_of for given in experiment.arms.values()} - {""}
+    for arm in arms or ():
+        if arm not in experiment.arms and arm not in grids:
+            raise OptionError(f"--arm {arm!r}: {nearest(arm, [*experiment.arms, *sorted(grids)])}")
+    for seed in seeds or ():
+        if seed not in experiment.seeds:
+            raise OptionError(f"--seed {seed}: the file has seeds {', '.join(map(str, experiment.seeds))}")
+    return [
+        one
+        for one in runs_of(experiment)
+        if (not arms or one.arm in arms or experiment.arms[one.arm].grid_of in arms) and (not seeds or one.seed in seeds)
+    ]
+
+
+def checked_device(device: torch.device | str | None) -> torch.device:
+    """The device that was asked for, if it is there; without one asked for, a GPU if there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise OptionError(f'--device {str(device)!r}: give "cpu", "cuda" or "cuda:1"')
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"--device {place}: torch sees {torch.cuda.device_count()} GPUs here; leave it out, or give cpu")
+    return place
+
+
+def check_out(out: str | Path) -> None:
+    """Raise if runs cannot be kept there."""
+    refuse_packed(Path(out))
+    for place in (Path(out), *Path(out).parents):
+        if place.exists():
+            if not place.is_dir():
+                raise OptionError(f"--out {out}: {place} is no folder; give a folder, which may be new")
+            return

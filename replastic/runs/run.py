@@ -1,0 +1,258 @@
+"""A run that goes on: from its record, through training, back into its record."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..learner import Task
+from ..record import ENDINGS, Record, RecordNotWritten, load_checkpoint, read
+from ..record.checkpoints import checkpoints_of
+from ..record.reading import read_run
+from ..record.schema import STATE, check
+from ..train import train
+from ..train.allocator import keep_freed_memory
+from ..train.loop import Position, Row, check_path, train_in_pieces
+from .spec import RunSpec
+
+log = logging.getLogger("replastic")
+_ROWS_ON_THEIR_WAY = 1  # left unread while training goes on, so that it need not wait for the device
+
+
+class Running:
+    """Trains a run, a piece at each `advance`, so that several can take turns on one GPU; or keeps what others train in it.
+
+    first: the run of a first task that this one shares with others; if it has finished, this one goes on from there.
+    retry: a run that has failed goes on from where it was saved last.
+    turns: a piece is a few steps, and not up to the next row.
+    """
+
+    def __init__(
+        self,
+        run: RunSpec,
+        out: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        root: str | Path | None = None,
+        first: RunSpec | None = None,
+        retry: bool = False,
+        turns: bool = False,
+    ) -> None:
+        self.run, self.out, self.root, self.first, self._turns = run, Path(out), root, first, turns
+        self.device = torch.device(device)
+        self.last: dict[str, Any] = {}  # the last row that was written
+        self.tasks: Sequence[Task] = ()  # of a run that has ended, none
+        self._rows: Iterator[Row | None] | None = None
+        self._waiting: deque[Row] = deque()
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._random: dict[str, torch.Tensor] | None = None
+        self._saved: tuple[dict[str, int], dict[str, Any]] | None = None
+        self._saved_at = time.monotonic()
+        folder = self.out / run.folder
+        new = not (folder / "run.json").exists()
+        if new:
+            self._build()  # what cannot be built leaves no folder behind
+        self.record = Record.open(folder, config=run.config(), seed=run.seed, arm=run.arm, about=self._about(folder))
+        try:
+            if retry and self.record.status == "failed":
+                self.record.retry()
+            if not self.ended:
+                self._saved = self.record.resume()  # raises if it is damaged, and changes nothing
+                if not new:
+                    self._build()
+        except BaseException:
+            self.record.close()
+            raise
+
+    @property
+    def status(self) -> str:
+        """ "new", "started", "finished", "diverged" or "failed"."""
+        return self.record.status
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDINGS
+
+    def advance(self) -> bool:
+        """Train a piece; whether there is more to do.
+
+        What goes wrong is recorded, and ends this run alone. If it cannot be recorded, that is an error here, and the run
+        can go on later from where it was saved.
+        """
+        if self.ended:
+            return False
+        try:
+            with self.own_world():
+                self._next_piece()
+        except RecordNotWritten:
+            raise
+        except Exception:
+            reason = traceback.format_exc()
+            with suppress(Exception):  # what was wrong may be wrong with figures that are still on the device, too
+                self._write(left=0)
+            if not self.ended:
+                self.record.end("diverged" if self._has_lost_its_weights() else "failed", reason)
+        return not self.ended
+
+    def finish(self) -> str:
+        """Train to the end; returns the status."""
+        while self.advance():
+            pass
+        return self.status
+
+    def close(self) -> None:
+        """Let go of the folder; a run that has not ended can go on later."""
+        self.record.close()
+
+    def _about(self, folder: Path) -> dict[str, Any]:
+        """With how long it will be, for whoever follows it."""
+        if self.tasks:
+            epochs = [task.epochs for task in self.tasks]
+            length = {"tasks": len(epochs), "epochs": epochs[0] if len(set(epochs)) == 1 else epochs}
+        else:
+            said = read_run(folder)["about"]
+            length = {key: said[key] for key in ("tasks", "epochs") if key in said}
+        return {**self.run.about(), **length}
+
+    def _build(self) -> None:
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        check_path(self.run.training, self.device)
+        with self.own_world():
+            torch.manual_seed(self.run.seed)  # what dropout draws; first weights and orders have seeds of their own
+            self.learner, self.tasks = self.run.build(device=self.device, root=self.root)
+
+    def _has_lost_its_weights(self) -> bool:
+        """Whether what went wrong is that weights are no numbers any more, which some decompositions refuse."""
+        with suppress(Exception):  # a device that has failed cannot tell
+            return not all(bool(tensor.isfinite().all()) for tensor in self.learner.parameters.values())
+        return False
+
+    def prepare(self) -> Position:
+        """Go to where the run was left; returns that place."""
+        if self._saved is not None:
+            (position, state), self._saved = self._saved, None
+            return self._load(position, state, self.out / self.run.folder)
+        return self._adopt(self.first) if self.first is not None else (0, 0)
+
+    def take(self, row: Row) -> None:
+        """Keep a row; save the run if it is time to."""
+        self._waiting.append(row)
+        if self._is_due(row.position):
+            self._save(row.position)
+        else:
+            self._write(left=_ROWS_ON_THEIR_WAY)
+
+    def complete(self) -> None:
+        """Say that all has been trained."""
+        self._write(left=0)
+        if not self.ended:
+            self.record.end("finished")
+
+    def _next_piece(self) -> None:
+        if self._rows is None:
+            done, settings = self.prepare(), self.run.experiment.measures
+            self._rows = (train_in_pieces if self._turns else train)(
+                self.learner, self.tasks, self.run.training, seed=self.run.seed, done=done, measuring=settings
+            )
+        row = next(self._rows, self)  # which stands for the end: None is a pause
+        if row is self:
+            self.complete()
+        elif isinstance(row, Row):
+            self.take(row)
+
+    def _adopt(self, first: RunSpec) -> Position:
+        """Take over a first task that another run has trained: its rows, its weights, its optimiser's state."""
+        folder = self.out / first.folder
+        try:
+            if not (folder / "run.json").exists() or (shared := read(folder)).status != "finished":
+                return (0, 0)
+            position, state = load_checkpoint(folder)
+        except (OSError, ValueError) as problem:
+            log.warning(
+                "this run trains its first task itself; delete %s to have it trained anew for all: %s", folder, problem
+            )
+            return (0, 0)
+        for row in shared.rows:
+            self.record.add(row)
+        mine = self.learner.state_dict()
+        return self._load(position, state, folder, {key: mine[key] for key in ("methods", "generator")})
+
+    def _load(
+        self, position: dict[str, int], state: dict[str, Any], folder: Path, mine: dict[str, Any] | None = None
+    ) -> Position:  # fmt: skip
+        """Go to where the last checkpoint in a folder was written. mine: what is not taken from it."""
+        try:
+            check(state, STATE)
+            self.learner.load_state_dict({**state["learner"], **(mine or {})}, task=self.tasks[position["task"]])
+            _set_random(state["random"], self.device)
+            return position["task"], position["epoch"]
+        except torch.OutOfMemoryError:  # which is not the checkpoint's fault
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
+            raise ValueError(
+                f"the checkpoint {checkpoints_of(folder)[-1]} could not be loaded ({type(problem).__name__}: {problem}). If "
+                "it is not of this run, delete it: --retry then starts from the one before it, or from the beginning"
+            ) from problem
+
+    def _write(self, *, left: int) -> None:
+        """Write the rows that wait, all but the last few."""
+        while len(self._waiting) > left and not self.ended:
+            self.last = self._waiting[0].read()
+            self.record.add(self.last)
+            self._waiting.popleft()  # not before it is written
+            if not math.isfinite(self.last.get("loss", 0.0)):
+                place = f"task {self.last['task']}, epoch {self.last['epoch']}"
+                self.record.end("diverged", f"the loss is {self.last['loss']} in {place}")
+
+    def _is_due(self, position: Position) -> bool:
+        number, epoch = position
+        settings = self.run.experiment.checkpoints
+        if epoch == 0:  # on a boundary there is nothing to go on from: it is stepped over as a whole
+            return False
+        at_end = epoch == self.tasks[number].epochs
+        late = time.monotonic() - self._saved_at >= 60 * settings.minutes
+        return late or (at_end and (settings.boundaries or number == len(self.tasks) - 1))
+
+    def _save(self, position: Position) -> None:
+        self._write(left=0)
+        if not self.ended:
+            state = {"learner": self.learner.state_dict(), "random": _get_random(self.device)}
+            self.record.save({"task": position[0], "epoch": position[1]}, state)
+            self._saved_at = time.monotonic()
+
+    @contextmanager
+    def own_world(self) -> Iterator[None]:
+        """A stream and a random state of its own, so that runs that take turns do not see each other."""
+        outside = _get_random(self.device)
+        if self._random is not None:
+            _set_random(self._random, self.device)
+        with ExitStack() as stack:
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.stream(self._stream))
+            try:
+                yield
+            finally:
+                self._random = _get_random(self.device)
+                _set_random(outside, self.device)
+
+
+def _get_random(device: torch.device) -> dict[str, torch.Tensor]:
+    """Torch's random state, on the CPU and on the device."""
+    on_gpu = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **on_gpu}
+
+
+def _set_random(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

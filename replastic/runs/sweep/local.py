@@ -1,0 +1,148 @@
+"""Runs in processes on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import torch
+
+from ...options import OptionError
+from ...record.provenance import cores
+from .call import Call, Outcome, killed, outcome_from
+from .engine import Engine
+
+_PATIENCE = 10  # seconds for a thread to notice that its worker is gone
+_PACKAGES = Path(__file__).resolve().parents[2]  # where workers find this package, installed or not
+
+
+class Local(Engine):
+    """Worker processes, each for one run after the other: starting one costs seconds of imports.
+
+    They are programs of their own, and speak lines of JSON: a script needs no `if __name__ == "__main__"`, and what they do
+    cannot depend on what the caller has in memory.
+
+    jobs: workers side by side; else one for each core, or one for each GPU.
+    device: "cuda" deals workers out over all GPUs.
+    threads: for each worker; else the cores divided by `jobs`. More would fight for the cores: two processes of two threads
+        each on two cores are ten times slower than with one thread. The last bits of results depend on this number.
+    """
+
+    def __init__(self, jobs: int | None = None, *, device: str = "cpu", threads: int | None = None) -> None:
+        kind = torch.device(device)
+        if kind.type == "cuda" and not torch.cuda.is_available():
+            raise OptionError(f'device={device!r}: torch sees no GPU here; give "cpu", or leave it out')
+        all_gpus = kind.type == "cuda" and kind.index is None
+        self.devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if all_gpus else [device]
+        self.jobs = jobs or (cores() if kind.type == "cpu" else len(self.devices))
+        self.threads = threads or max(1, cores() // self.jobs)
+        self._workers: dict[int, subprocess.Popen[str]] = {}  # by the number of their place
+        self._asking: list[threading.Thread] = []
+        self._changing, self._closed = threading.Lock(), False
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Outcome]:
+        waiting, done = SimpleQueue[Call](), SimpleQueue[Outcome]()
+        for call in calls:
+            waiting.put(dataclasses.replace(call, threads=self.threads))
+        places = range(min(self.jobs, len(calls)))
+        self._asking = [threading.Thread(target=self._serve, args=(place, waiting, done), daemon=True) for place in places]
+        for thread in self._asking:
+            thread.start()
+        for _ in calls:
+            yield done.get()
+
+    def _serve(self, place: int, waiting: SimpleQueue[Call], done: SimpleQueue[Outcome]) -> None:
+        while not self._closed:
+            try:
+                call = waiting.get_nowait()
+            except Empty:
+                return
+            device = self.devices[place % len(self.devices)]
+            done.put(self._perform(place, dataclasses.replace(call, device=device)))
+
+    def _perform(self, place: int, call: Call) -> Outcome:
+        try:
+            worker = self._worker(place)
+            answer = _ask(worker, call)
+        except OSError as problem:  # too many processes, no memory
+            return call.outcome("killed", f"no process could be started for it: {problem}")
+        outcome = outcome_from(answer) if answer else None
+        if outcome is None or outcome.status not in ("finished", "diverged"):
+            # Also one that answered: an error of CUDA leaves its process unusable, and the next run is not to fail of it.
+            with self._changing:
+                self._workers.pop(place, None)
+            _end(worker)
+        return outcome or killed(call, f"its process {_how_it_ended(worker.returncode)}")
+
+    def _worker(self, place: int) -> subprocess.Popen[str]:
+        with self._changing:
+            if self._closed:
+                raise OSError("the sweep was stopped")
+            if place not in self._workers:
+                self._workers[place] = _start(self.threads)
+            return self._workers[place]
+
+    def __exit__(self, *exception: object) -> None:
+        with self._changing:
+            self._closed = True
+            for worker in self._workers.values():
+                worker.kill()  # records are whole at every moment; to ask politely would only take longer
+        for thread in self._asking:
+            thread.join(_PATIENCE)
+        for worker in list(self._workers.values()):
+            _end(worker)
+
+
+def _start(threads: int) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    count = str(threads)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "replastic.runs.sweep.worker"],  # -P: what lies in this folder is not imported
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count},
+        # Ctrl-C is for the sweep, which ends its workers; when it is gone itself, they notice.
+        start_new_session=True,
+    )
+
+
+def _ask(worker: subprocess.Popen[str], call: Call) -> str:
+    """The answer of a worker; empty if it died."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.write(call.text() + "\n")
+        worker.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    line = worker.stdout.readline()
+    return line if line.endswith("\n") else ""
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    """Workers go when nobody can speak to them any more."""
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):  # it died with a call half read
+                pipe.close()
+    worker.wait()
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code} before it did"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ", which is also what the system does when memory runs out" if -code == signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"

@@ -1,0 +1,125 @@
+"""Runs as jobs of a SLURM cluster, through submitit."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ...extras import needed
+from ...options import OptionError
+from ...record.provenance import cores
+from .call import Call, Outcome, killed, outcome_from, perform
+from .engine import Engine, check_dealt_device, check_engine_options
+
+_OPTIONS = {  # ours, and submitit's name for each
+    "time": (int, "timeout_min"),
+    "cpus": (int, "cpus_per_task"),
+    "gpus": (int, "gpus_per_node"),
+    "memory": (float, "mem_gb"),
+    "partition": (str, "slurm_partition"),
+    "account": (str, "slurm_account"),
+    "qos": (str, "slurm_qos"),
+    "constraint": (str, "slurm_constraint"),
+}
+_KNOWN = {"cluster": Literal["slurm", "local", "debug"], **{key: kind for key, (kind, _) in _OPTIONS.items()}}
+_DAY = 24 * 60  # minutes
+_LOOK_AGAIN = {"slurm": 2.0, "local": 0.1, "debug": 0.0}  # seconds; submitit itself asks SLURM less often
+
+
+class OnSlurm(Engine):
+    """Jobs of SLURM, all of a wave as one array. Whoever started the sweep stays until they have ended: use tmux.
+
+    A job whose time is up, or that has to make room, is put back into the queue and goes on from its last checkpoint, at
+    most three times. Logs are in the folder `.jobs` of the output folder.
+
+    jobs: at most so many at a time.
+    options: partition, account, qos and constraint as in sbatch; time in minutes (a day), cpus (1), gpus (1, if it is to be
+        trained on one), memory in GB. cluster="local" is submitit's stand-in for SLURM on this machine, with the same
+        files and processes; "debug" runs all in this process.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        jobs: int | None = None,
+        *,
+        device: str = "cpu",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        options = {"time": _DAY, "cpus": 1, **(options or {})}
+        check_engine_options("slurm", options, _KNOWN)
+        self.cluster = options.pop("cluster", "slurm")
+        self.device = check_dealt_device("slurm", device)
+        if torch.device(device).type == "cuda":
+            options.setdefault("gpus", 1)
+        self.cpus = options["cpus"]
+        self.jobs = jobs if self.cluster == "slurm" else jobs or max(1, cores() // self.cpus)
+        submitit = _import_submitit()
+        if self.cluster == "slurm" and shutil.which("sbatch") is None:
+            raise OptionError(
+                'on="slurm": there is no sbatch on this machine; start the sweep where jobs are submitted from, or take '
+                "--on local (--engine cluster=local tries the jobs out without SLURM)"
+            )
+        self._executor = submitit.AutoExecutor(Path(folder) / ".jobs", cluster=self.cluster)
+        self._executor.update_parameters(
+            name="replastic",
+            **{_OPTIONS[key][1]: value for key, value in options.items()},
+            **({"slurm_array_parallelism": jobs} if jobs else {}),
+        )
+        self._lost = submitit.core.utils.UncompletedJobError
+        self._active: list[tuple[Call, Any]] = []
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Outcome]:
+        waiting = [dataclasses.replace(call, device=self.device, threads=self.cpus) for call in calls]
+        while waiting or self._active:
+            # SLURM has a queue of its own, and its arrays know how many may run at once.
+            room = len(waiting) if self.cluster == "slurm" else (self.jobs or 1) - len(self._active)
+            if waiting and room:
+                self._submit(waiting[:room])
+                waiting = waiting[room:]
+            done = [entry for entry in self._active if entry[1].done()]
+            for entry in done:
+                self._active.remove(entry)
+                yield self._outcome(*entry)
+            if not done:
+                time.sleep(_LOOK_AGAIN[self.cluster])
+
+    def _submit(self, calls: Sequence[Call]) -> None:
+        with self._executor.batch():
+            jobs = [self._executor.submit(Job(), call.text()) for call in calls]
+        self._active += zip(calls, jobs, strict=True)
+
+    def _outcome(self, call: Call, job: Any) -> Outcome:
+        try:
+            return outcome_from(job.result())
+        except self._lost:
+            return killed(call, f"job {job.job_id} ended without an answer ({job.state}): see {job.paths.stderr}")
+
+    def __exit__(self, *exception: object) -> None:
+        for _, job in self._active:
+            job.cancel(check=False)
+        self._active.clear()
+
+
+class Job:
+    """`perform`, as something that submitit may stop and put back into the queue."""
+
+    def __call__(self, text: str) -> str:
+        return perform(text)
+
+    def checkpoint(self, text: str) -> Any:
+        """What to run next time: the same, as the run's folder knows how far it came."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, text)
+
+
+def _import_submitit() -> Any:
+    needed("submitit.core.utils", "slurm", 'on="slurm"')
+    return needed("submitit", "slurm", 'on="slurm"')

@@ -1,0 +1,139 @@
+"""Run all of an experiment as independent runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...options import OptionError, check_type, nearest
+from ...record import status_of
+from ..config import Experiment, read
+from ..execute import check_out, chosen_runs
+from ..spec import RunSpec, first_tasks
+from .call import Call, Outcome, ended, plain
+from .engine import Engine, check_engine_options
+from .local import Local
+from .on_ray import OnRay
+from .on_slurm import OnSlurm
+
+log = logging.getLogger("replastic")
+ENGINES = ("local", "ray", "slurm")
+
+
+def sweep(
+    experiment: str | Path | Experiment,
+    out: str | Path,
+    *,
+    on: str = "local",
+    jobs: int | None = None,
+    arms: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+    root: str | Path | None = None,
+    changes: Sequence[str] = (),
+    retry: bool = False,
+    options: Mapping[str, Any] | None = None,
+    tell: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Run an experiment, or some arms and seeds of it, each run by itself; returns how each of them ended.
+
+    First tasks that runs have in common are trained before all else, and are among the outcomes; if one fails, its runs
+    train it themselves. Runs that have ended are not run again, those that were stopped go on. What goes wrong in one ends
+    no other.
+
+    experiment: a TOML file, or what `config.read` made of one. changes: as in "training.batch=128", of a file.
+    on: "local", processes on this machine; "ray"; "slurm". options: the engine's own, as `Local`, `OnRay` and `OnSlurm` say.
+    jobs: runs side by side.
+    device: else a GPU if this machine has one; with SLURM, if `options` ask for one.
+    root: where data sets lie.
+    retry: also go on with runs that have failed.
+    tell: called with every outcome as soon as it is known, in this process.
+    """
+    if not isinstance(experiment, Experiment):
+        experiment = read(experiment, changes)
+    elif changes:
+        raise OptionError(
+            f"changes={list(changes)!r} are made to files: give the file's path, or an experiment and no changes"
+        )
+    check_out(out)
+    options = dict(options or {})
+    engine = _engine(on, Path(out), jobs, device, options)
+    waves = _waves(experiment, chosen_runs(experiment, arms, seeds), Path(out), root, retry=retry)
+    outcomes: dict[Path, Outcome] = {}
+    for folder, (_, known) in (entry for wave in waves for entry in wave.items()):
+        if known is not None:
+            outcomes[folder] = known
+    waiting = [[call for call, known in wave.values() if known is None] for wave in waves]
+    if any(waiting):
+        with engine:
+            for calls in filter(None, waiting):
+                for outcome in engine.run(calls):
+                    outcomes[outcome.folder] = outcome
+                    if tell is not None:
+                        tell(outcome)
+    return [outcomes[folder] for wave in waves for folder in wave]
+
+
+Wave = dict[Path, tuple[Call, Outcome | None]]  # by folder: what to do, and what is known already
+
+
+def _waves(
+    experiment: Experiment, runs: Sequence[RunSpec], out: Path, root: str | Path | None, *, retry: bool
+) -> tuple[Wave, Wave]:  # fmt: skip
+    """First tasks that somebody still needs, and the runs."""
+    firsts, place = first_tasks(experiment), out.absolute()
+    root = root or os.environ.get("REPLASTIC_DATA")  # which workers elsewhere may not have
+    root = str(Path(root).expanduser().absolute()) if root else None
+    before, after = Wave(), Wave()
+    for run in runs:
+        shared = firsts.get(run.folder)
+        mine = Call(
+            plain(experiment, run.arm),
+            run.arm,
+            run.seed,
+            out=str(place),
+            shares=shared is not None,
+            root=root,
+            retry=retry,
+            command=sys.argv,
+        )
+        known = ended(mine) or _in_the_way(mine)
+        after[place / run.folder] = mine, known
+        if shared is not None and known is None and place / shared.folder not in before:
+            first = replace(mine, first_task=True, shares=False)
+            before[place / shared.folder] = first, ended(first)
+    return before, after
+
+
+def _in_the_way(call: Call) -> Outcome | None:
+    """The outcome of a run whose folder holds another: it is known before anything is trained."""
+    run = call.run
+    try:
+        status_of(Path(call.out) / run.folder, config=run.config(), seed=run.seed, arm=run.arm)
+    except (OSError, ValueError) as problem:
+        return call.outcome("not opened", str(problem))
+    return None
+
+
+def _engine(on: str, out: Path, jobs: int | None, device: torch.device | str | None, options: dict[str, Any]) -> Engine:
+    if on not in ENGINES:
+        raise OptionError(f"on={on!r}: {nearest(str(on), ENGINES)}")
+    if jobs is not None:
+        check_type(jobs, int, "jobs")
+        if jobs < 1:
+            raise OptionError(f"jobs={jobs}: give 1 or more, or leave it out")
+    gpu = options.get("gpus", on != "slurm" and torch.cuda.is_available())
+    place = str(torch.device(device)) if device else "cuda" if gpu else "cpu"
+    if on == "ray":
+        return OnRay(jobs, device=place, options=options)
+    if on == "slurm":
+        return OnSlurm(out.absolute(), jobs, device=place, options=options)
+    check_engine_options("local", options, {"threads": int})
+    return Local(jobs, device=place, **options)

@@ -1,0 +1,268 @@
+"""Steps as a CUDA graph: the whole step is recorded once and replayed, so that no kernel waits for Python.
+
+A replay takes nothing from the host: the order of an epoch's samples lies in a tensor, and a counter beside it, which the
+graph itself moves on, says where it stands. What a graph cannot hold runs between replays: methods that look at the data
+(`Method.capturable` is False) and all that come after them, optimisers whose steps need the host. A graph is of one task and
+one optimiser; at a boundary, where methods may have changed the module tree, it is recorded anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..learner import Batch, Learner, Method, Task
+from ..learner.checks import several
+from ..units import original
+from ..workloads.images.tasks import ImageTask
+from .settings import Training
+from .step import EagerSteps
+
+_PIECE = 2  # steps from one run's turn to the next: kernels of two runs overlap best if both wait at the device's door
+WARM_UP = 3  # real steps before a graph is recorded: libraries choose their kernels, optimisers make their state
+
+
+class CompiledSteps(EagerSteps):
+    """Eager steps of the model as torch.compile makes it, for devices without graphs."""
+
+    path = "compiled"
+    _compiled: Callable[..., Any] | None = None
+
+    def forward(self) -> Callable[..., Any]:
+        """What the compiler made of the model; itself while it has a tap, whose hooks would be compiled in."""
+        if self.learner.taps is not None:
+            return self.learner.model
+        if self._compiled is None:
+            self._compiled = torch.compile(original(self.learner.model), dynamic=False)
+        return self._compiled
+
+    def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
+        return super().gradients(task, batch, self.forward())
+
+
+class CapturedSteps(EagerSteps):
+    """Steps of image tasks, replayed on CUDA; `compiled`: of the model as torch.compile makes it.
+
+    The smaller last batch of an epoch has a graph of its own, of the model as it is: for one step an epoch nobody waits for
+    a compiler. Tasks that are not of images run eagerly.
+    """
+
+    def __init__(self, learner: Learner, training: Training, *, compiled: bool) -> None:
+        super().__init__(learner, training)
+        self.compiler = CompiledSteps(learner, training) if compiled else None
+        self.stream = torch.cuda.Stream(learner.device)
+        self._recorded: _Recording | None = None
+        self._rest: _Recording | None = None  # of the batch at an epoch's end that is smaller than the others
+        self._warm = 0
+
+    @property
+    def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """How the last steps were run."""
+        recorded, compiled = self._recorded, self.forward() is not self.learner.model
+        return "eager" if recorded is None else f"{'compiled ' if compiled else ''}graph, {recorded.holds}"
+
+    def forward(self) -> Callable[..., Any]:
+        """The model, or what the compiler made of it."""
+        return self.compiler.forward() if self.compiler is not None else self.learner.model
+
+    def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
+        if not isinstance(task, ImageTask) or not _penalties_fit(self.learner):
+            self._recorded = self._rest = None
+            yield from super().pieces(task, generator)
+            return
+        learner, (whole, rest) = self.learner, divmod(len(task.examples), task.batch)
+        learner.model.train()
+        with self._at_work():
+            order = task.order(generator).pin_memory().to(learner.device, non_blocking=True)
+            recording = self._recording_of(task)
+            recording.begin(order)
+            self.totals.clear()
+        for start in range(0, whole, _PIECE):
+            with self._at_work():
+                for _ in range(start, min(start + _PIECE, whole)):
+                    self._one(recording)
+            yield None
+        with self._at_work():
+            if rest:
+                if self._rest is None:
+                    self._rest = _Recording(self, task, rest, lambda: learner.model)
+                self._rest.begin(order[-rest:])
+                self._one(self._rest)
+            means = self.totals.means(len(task.examples), counted=True)
+        yield means
+
+    def evaluate(self, task: Task, network: nn.Module) -> Mapping[str, float | Tensor]:
+        if self._recorded is None or self._recorded.task is not task or network is not self.learner.model:
+            return super().evaluate(task, network)
+        with self._at_work():
+            return self._recorded.evaluate(lambda: super(CapturedSteps, self).evaluate(task, network))
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        with self._aside(), self.training.arithmetic(self.learner.device):
+            yield
+
+    def _aside(self) -> AbstractContextManager[Any]:
+        """A stream other than the default one, which a graph cannot be recorded on."""
+        current = torch.cuda.current_stream(self.learner.device)
+        if current != torch.cuda.default_stream(self.learner.device):
+            return torch.cuda.stream(current)
+        return beside(self.stream)
+
+    def _recording_of(self, task: ImageTask) -> _Recording:
+        self.learner.notice_frozen()
+        known = self._recorded
+        if known is None or not known.is_of(task, self.learner):
+            self._recorded = self._rest = None  # first of all: their memory is let go
+            self._recorded = _Recording(self, task, task.batch, self.forward)
+            # A boundary may have brought parameters that the optimiser has no state of yet. Made within a graph, it would be
+            # made anew by every replay.
+            self._warm = min(self._warm, WARM_UP - 1)
+        assert self._recorded is not None
+        return self._recorded
+
+    def _one(self, recording: _Recording) -> None:
+        self.learner.notice_frozen()
+        if recording.trains != self.learner.trains:
+            raise RuntimeError(
+                "a layer was frozen or unfrozen during an epoch, but the recorded CUDA graph still trains the previous set "
+                "of layers: do so between epochs, or train with path='eager'"
+            )
+        if self._warm < WARM_UP or not recording.tried:
+            self._warm += 1
+            recording.run()
+        elif recording.graph is None:
+            recording.record()
+        if recording.graph is not None:
+            recording.replay()
+        self._between(recording)
+
+    def _between(self, recording: _Recording) -> None:
+        """What the graph does not hold."""
+        learner = self.learner
+        if not recording.whole:
+            learner.optimizer.step()
+        learner.batch = recording.batch
+        for method in recording.eager:
+            method.after_step(learner)
+        learner.steps += 1
+        if learner.taps is not None:
+            learner.taps.clear()
+
+
+class _Recording:
+    """The graph of a step on so many of a task's samples, and the tensors that it reads."""
+
+    def __init__(self, steps: CapturedSteps, task: ImageTask, batch: int, forward: Callable[[], Callable[..., Any]]) -> None:
+        learner, device = steps.learner, steps.learner.device
+        self.steps, self.task, self.optimizer, self.forward = steps, task, learner.optimizer, forward
+        self.trains = learner.trains
+        self.order = torch.empty(len(task.examples), dtype=torch.int64, device=device)
+        self.at = torch.zeros((), dtype=torch.int64, device=device)
+        self.within = torch.arange(batch, device=device)
+        self.tried = False  # libraries choose their kernels for batches of this size in a first step without a graph
+        self.whole = capturable(learner.optimizer)
+        acting = learner.acting("after_step") if self.whole else []
+        self.captured: list[Method] = list(itertools.takewhile(lambda method: method.capturable, acting))
+        self.eager: list[Method] = learner.acting("after_step")[len(self.captured) :]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.batch: Batch | None = None
+        self._seen: dict[str, Tensor] = {}
+        self._gradients: list[Tensor | None] = []
+        self._tested = False
+        self._tests: torch.cuda.CUDAGraph | None = None
+        self._figures: dict[str, Tensor] = {}
+
+    def is_of(self, task: Task, learner: Learner) -> bool:
+        """Whether a step is still what was recorded: of that task and optimiser, with the same layers frozen."""
+        return self.task is task and self.optimizer is learner.optimizer and self.trains == learner.trains
+
+    @property
+    def holds(self) -> str:
+        """What of a step is in the graph."""
+        if not self.whole:
+            return "gradients"
+        return "whole step" if not self.eager else "all but " + ", ".join(type(method).__name__ for method in self.eager)
+
+    def begin(self, order: Tensor) -> None:
+        """Go through samples in this order from the next step on."""
+        self.order[: len(order)].copy_(order)
+        self.at.zero_()
+
+    def run(self) -> None:
+        """One step, up to what is left to the host."""
+        steps, learner, size = self.steps, self.steps.learner, len(self.within)
+        self.tried = True
+        chosen = self.order.index_select(0, self.within + self.at * size)
+        self.batch = Batch(*self.task.examples.batch(chosen))
+        loss, right = steps.gradients(self.task, self.batch, self.forward())
+        if self.whole:
+            learner.optimizer.step()
+        for method in self.captured:
+            method.after_step(learner)
+        steps.totals.add(loss, right, size)
+        self.at.add_(1)
+
+    def record(self) -> None:
+        learner = self.steps.learner
+        learner.optimizer.zero_grad(set_to_none=True)  # gradients are made anew in the graph's own memory
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(learner.device)):
+            self.run()
+        self._seen = dict(learner.taps.inputs) if learner.taps is not None else {}
+        self._gradients = [parameter.grad for parameter in learner.trained()]
+
+    def replay(self) -> None:
+        """Run the graph, and show those who look what it has made: it lies where it lay when the graph was recorded."""
+        assert self.graph is not None
+        learner = self.steps.learner
+        self.graph.replay()
+        if self.eager or not self.whole:  # a step of another size has put gradients of its own in their place
+            for parameter, gradient in zip(learner.trained(), self._gradients, strict=True):
+                parameter.grad = gradient
+        if learner.taps is not None:
+            learner.taps.inputs.update(self._seen)
+
+    def evaluate(self, figures_of: Callable[[], Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Figures of the model, from a graph of their own; copies, because the next replay writes over them."""
+        if not self._tested:  # libraries choose their kernels for these batches, which they cannot do within a graph
+            self._tested = True
+            return dict(figures_of())
+        if self._tests is None:
+            self._tests = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._tests, stream=torch.cuda.current_stream(self.steps.learner.device)):
+                self._figures = dict(figures_of())
+        self._tests.replay()
+        return {name: figure.clone() for name, figure in self._figures.items()}
+
+
+def capturable(optimizer: Optimizer) -> bool:
+    """Whether its step can be part of a graph: rates and counters on the device."""
+    return all(
+        isinstance(group["lr"], Tensor)
+        and (group.get("capturable") or (isinstance(one, torch.optim.SGD) and group["fused"]))
+        for one in several(optimizer)
+        for group in one.param_groups
+    )
+
+
+def _penalties_fit(learner: Learner) -> bool:
+    return all(method.capturable for method in learner.acting("penalty"))
+
+
+@contextmanager
+def beside(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work on another stream, in order with the one that is current before and after."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)

@@ -1,0 +1,1 @@
+"""Many small networks trained as one, each with its own seed and settings."""

@@ -1,0 +1,69 @@
+"""The supervised loop for many learners at once: the same rows as `train`, from a `Stack`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ...learner import Learner
+from ...workloads.images.tasks import ImageTask
+from .. import Training
+from ..loop import Position, Row, begin_task, order_of, row_of, wants_row
+from ..measuring import Measuring, reference_for
+from ..step import EagerSteps
+from .network import Stack
+
+
+def train_stacked(
+    learners: Sequence[Learner],
+    streams: Sequence[Sequence[ImageTask]],
+    trainings: Sequence[Training],
+    *,
+    seeds: Sequence[int],
+    done: Position = (0, 0),
+    measuring: Sequence[Measuring] = (),
+) -> Iterator[list[Row]]:
+    """Train each learner on its stream; gives the members' rows whenever `train` would give one for each.
+
+    Learners, streams, trainings and seeds go together. Trainings may differ in learning rates, momentum and decay (see
+    `in_common`); streams have tasks of one size and number of epochs.
+    """
+    first = trainings[0]
+    if len({in_common(training) for training in trainings}) > 1:
+        raise ValueError(
+            "members of a stack differ in more than learning rates, momentum and decay: stack those that do not"
+        )
+    stack = Stack(learners, clip=first.clip, compiled=first.path == "stacked compiled")
+    members = [EagerSteps(learner, training) for learner, training in zip(learners, trainings, strict=True)]
+    for steps in members:
+        steps.path = first.path
+    for number, tasks in enumerate(zip(*streams, strict=True)):
+        after = done[1] if number == done[0] else 0
+        if number < done[0]:
+            continue
+        if after == 0:
+            before = [reference_for(measuring, learner) for learner in learners]
+            for learner, task, training in zip(learners, tasks, trainings, strict=True):
+                begin_task(learner, task, training)
+            parts = zip(members, tasks, before, strict=True)
+            yield [row_of(steps, number, task, 0, {}, measuring, reference) for steps, task, reference in parts]
+        for epoch in range(after, tasks[0].epochs):
+            for learner, training in zip(learners, trainings, strict=True):
+                training.set_rate(learner.optimizer, epoch, tasks[0].epochs)
+            orders = [task.order(order_of(seed, number, epoch)) for task, seed in zip(tasks, seeds, strict=True)]
+            with first.arithmetic(stack.device):
+                means = stack.epoch(torch.stack(orders))
+            if wants_row(number, epoch + 1, tasks[0], first, measuring):
+                figures = [{name: values[member] for name, values in means.items()} for member in range(len(members))]
+                parts = zip(members, tasks, figures, strict=True)
+                yield [row_of(steps, number, task, epoch + 1, found, measuring) for steps, task, found in parts]
+
+
+def in_common(training: Training) -> tuple[object, ...]:
+    """What members of a stack must have in common: all but what SGD has for each."""
+    return tuple(
+        value if not isinstance(value, list) else tuple(value)
+        for name, value in vars(training).items()
+        if name not in ("learning_rate", "momentum", "weight_decay", "renew_optimizer", "reset_head")
+    )

@@ -1,0 +1,353 @@
+"""What acts in every step, for many members of a `Stack` at once: SGD, L2, Continual Backpropagation and ER.
+
+Each does what it does in a learner of its own, in the same order and with the same random draws; a test holds one
+against the other. Methods that act only at boundaries are not here: those act on each learner as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ...learner import Learner, Method
+from ...linalg.effective_rank import effective_rank
+from ...methods.cbp import CBP, contribution
+from ...methods.er import ER, dense_groups
+from ...methods.l2 import L2
+from ...units import Tap, original
+from ...workloads.images.tasks import ImageTask
+
+Weights = dict[str, Tensor]  # (members, *shape), by name
+Rows = slice | Tensor
+M = TypeVar("M", bound=Method)
+_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
+
+
+@dataclass(frozen=True)
+class Member:
+    """One learner of a stack, and the row of the stacked tensors that is its own."""
+
+    row: int
+    learner: Learner
+
+
+def check_methods(methods: Sequence[Method]) -> None:
+    """Raise unless all that a learner's methods do in a step can be done for many at once."""
+    ours = [method for method in methods if type(method) in (L2, CBP, ER)]
+    for method in methods:
+        kind = type(method)
+        in_steps = method.overrides("penalty") or method.overrides("after_step")
+        if in_steps and not any(method is known for known in ours):
+            raise TypeError(
+                f"{kind.__name__} acts in every step, and a stack knows how to do that for L2, ER and CBP alone: "
+                "leave this learner out of the stack and train it by itself"
+            )
+    order = [type(method) for method in ours if not isinstance(method, L2)]
+    if order not in ([], [CBP], [ER], [CBP, ER]):
+        listed = ", ".join(kind.__name__ for kind in order)
+        raise ValueError(
+            f"methods {listed}: a stack does at most one CBP and then at most one ER after each step. "
+            "Give them so, or train this learner by itself"
+        )
+
+
+def acting(members: Iterable[Member], kind: type[M]) -> list[tuple[Member, M]]:
+    """The members' methods of one kind that take part in the steps of the present task."""
+    moment = "penalty" if kind is L2 else "after_step"
+    return [(member, m) for member in members for m in member.learner.acting(moment) if isinstance(m, kind)]
+
+
+def rows_of(members: Sequence[Member], device: torch.device) -> Rows:
+    """Neighbours as a slice, of which nothing need be copied; others by their numbers."""
+    rows = [member.row for member in members]
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows, device=device)
+
+
+def column(values: Tensor, like: Tensor) -> Tensor:
+    """One number a member, (members,), ready to be multiplied with a tensor of theirs, (members, *shape)."""
+    return values.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+
+class StackedL2:
+    """λ θ, a λ for each member, added to gradients."""
+
+    def __init__(self, members: Sequence[Member], like: Tensor) -> None:
+        strengths: dict[Member, float] = {}
+        for member, method in acting(members, L2):
+            if method.strength:
+                strengths[member] = strengths.get(member, 0.0) + method.strength
+        self.rows = rows_of(list(strengths), like.device) if strengths else None
+        self.strengths = torch.tensor([*strengths.values()], dtype=like.dtype, device=like.device)
+        self.of_all = torch.tensor([strengths.get(member, 0.0) for member in members], dtype=like.dtype, device=like.device)
+
+    def added(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients with λ θ; those that were given may be written to."""
+        if self.rows is None:
+            return gradients
+        if torch.compiler.is_compiling():  # a part that is written to would have to be in memory first
+            return [
+                torch.addcmul(g, weight, column(self.of_all, weight)) for g, weight in zip(gradients, weights, strict=True)
+            ]
+        for gradient, weight in zip(gradients, weights, strict=True):
+            part = gradient[self.rows].addcmul_(weight[self.rows], column(self.strengths, weight))
+            if isinstance(self.rows, Tensor):  # then the part is a copy
+                gradient[self.rows] = part
+        return gradients
+
+
+class StackedSGD:
+    """One step of every member's SGD, with rates, momenta and decays of their own, (members, parameters).
+
+    While it lasts the momenta in the optimisers' state are rows of what is here; `finish` gives them back.
+    """
+
+    def __init__(self, members: Sequence[Member], trained: Weights, clip: float | None) -> None:
+        self.clip, self.weights = clip, list(trained.values())
+        self.l2 = StackedL2(members, self.weights[0])
+        settings = [[_settings(member.learner, name) for name in trained] for member in members]
+        self.rates, self.momenta, self.decays = (
+            _table(settings, key, self.weights[0]) for key in ("lr", "momentum", "weight_decay")
+        )
+        self.decaying = any(group["weight_decay"] for groups in settings for group in groups)
+        self.own: list[tuple[dict[str, Any], Tensor, Tensor]] = []
+        self.buffers: list[Tensor] | None = None
+        if any(group["momentum"] for groups in settings for group in groups):
+            self.buffers = [torch.zeros_like(weight, requires_grad=False) for weight in self.weights]
+            for member, groups in zip(members, settings, strict=True):
+                for name, group, buffer in zip(trained, groups, self.buffers, strict=True):
+                    if group["momentum"]:
+                        self._lend(member.learner, name, buffer[member.row])
+
+    def _lend(self, learner: Learner, name: str, row: Tensor) -> None:
+        state = learner.optimizer.state[original(learner.model).get_parameter(name)]
+        own = state.get("momentum_buffer")
+        own = torch.zeros_like(row) if own is None else own  # SGD's first step gives what a step from zero gives
+        state["momentum_buffer"] = row.copy_(own)
+        self.own.append((state, own, row))
+
+    @property
+    def plain(self) -> bool:
+        """Neither momentum nor decay."""
+        return not self.decaying and self.buffers is None
+
+    def step_(self, gradients: Sequence[Tensor], norms: Tensor | None = None) -> None:
+        """Gradients are of the loss alone, (members, *shape) each, and are written to.
+
+        norms: (members, 1), of gradients and L2's part together, if they are known.
+        """
+        gradients = self.l2.added(gradients, self.weights)
+        shrink = self._clipping(gradients, norms)
+        if self.decaying or self.buffers is not None:
+            gradients = [self._directed(number, gradient, shrink) for number, gradient in enumerate(gradients)]
+            shrink = None
+        factors = -self.rates if shrink is None else -self.rates * shrink
+        for number, (weight, gradient) in enumerate(zip(self.weights, gradients, strict=True)):
+            weight.addcmul_(gradient, column(factors[:, number], weight))
+
+    def _clipping(self, gradients: Sequence[Tensor], norms: Tensor | None) -> Tensor | None:
+        """(members, 1): by what torch.nn.utils.clip_grad_norm_ would multiply each member's gradients."""
+        if self.clip is None:
+            return None
+        known = _norms(gradients) if norms is None else norms
+        return (self.clip / (known + _EPSILON)).clamp(max=1)
+
+    def _directed(self, number: int, gradient: Tensor, shrink: Tensor | None) -> Tensor:
+        """The clipped gradient with decay, and what momentum makes of it."""
+        if shrink is not None:
+            gradient.mul_(column(shrink, gradient))
+        if self.decaying:
+            gradient.addcmul_(self.weights[number], column(self.decays[:, number], gradient))
+        if self.buffers is None:
+            return gradient
+        return self.buffers[number].mul_(column(self.momenta[:, number], gradient)).add_(gradient)
+
+    def finish(self) -> None:
+        for state, own, row in self.own:
+            state["momentum_buffer"] = own.copy_(row)
+
+
+def _norms(gradients: Sequence[Tensor]) -> Tensor:
+    """(members, 1): of each member's gradients together."""
+    each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(each, 1), dim=1, keepdim=True)
+
+
+def check_optimizer(learner: Learner) -> None:
+    """Raise unless it is SGD as a stack does it."""
+    kind = type(learner.optimizer)
+    if kind is not torch.optim.SGD:
+        raise TypeError(f"a stack trains with torch.optim.SGD, and a learner has {kind.__name__}: train that one by itself")
+    for group in learner.optimizer.param_groups:
+        for option in ("nesterov", "dampening", "maximize"):
+            if group[option]:
+                raise ValueError(
+                    f"SGD({option}={group[option]}): a stack does SGD with lr, momentum and weight_decay alone. Leave "
+                    f"{option} out, or train this learner by itself"
+                )
+    for name, parameter in original(learner.model).named_parameters():
+        if parameter.requires_grad:
+            _settings(learner, name)
+
+
+def _settings(learner: Learner, name: str) -> Mapping[str, Any]:
+    parameter = original(learner.model).get_parameter(name)
+    for group in learner.optimizer.param_groups:
+        if any(held is parameter for held in group["params"]):
+            return group
+    raise ValueError(f"no optimiser trains {name!r}: give it to one, or freeze it with requires_grad_(False)")
+
+
+def _table(settings: Sequence[Sequence[Mapping[str, Any]]], key: str, like: Tensor) -> Tensor:
+    """(members, parameters), without waiting for rates that lie on the device."""
+    entries = [[torch.as_tensor(group[key], dtype=like.dtype, device=like.device) for group in row] for row in settings]
+    return torch.stack([torch.stack(row) for row in entries])
+
+
+class StackedCBP:
+    """Utilities and ages of all members' units in the step; the few replacements between steps, by each learner itself."""
+
+    def __init__(self, model: nn.Module, weights: Weights, found: Sequence[tuple[Member, CBP]]) -> None:
+        self.found, self.weights = found, weights
+        first = found[0][0].learner
+        self.groups = found[0][1].units(first)
+        for member, method in found:
+            if [g.name for g in method.units(member.learner)] != [g.name for g in self.groups]:
+                raise ValueError(
+                    f"CBP sees other hidden units in learner {member.row} than in learner {found[0][0].row}: "
+                    "give all of them the same example=, or none"
+                )
+        self.rows = rows_of([member for member, _ in found], first.device)
+        self.tap = Tap(model, self.groups, compiled=False)
+        self._contributions = _Contributions(model, self.groups)
+        self._readers = sorted({f"{slot.layer}.{slot.attribute}" for group in self.groups for slot in group.readers})
+        self.utility = torch.stack([method.state["utility"] for _, method in found])  # (CBP members, units of all groups)
+        self.age = torch.stack([method.state["age"] for _, method in found])
+        self.fresh = torch.tensor([[1 - method.decay] for _, method in found]).to(self.utility)  # a step's share in it
+
+    def activity(self) -> Tensor:
+        """(channels that the groups' readers read,): mean |h| in the pass that was just made, of one member."""
+        seen = torch.cat([self.tap.mean_abs_by_channel(group.name) for group in self.groups]).float()
+        self.tap.clear()
+        return seen
+
+    def observe(self, activity: Tensor) -> None:
+        """Utilities and ages after a step; activity: (all members, channels), of the step's own pass."""
+        held = {f"model.{name}": self.weights[name][self.rows] for name in self._readers}
+        found = torch.vmap(lambda weights, seen: functional_call(self._contributions, weights, (seen,)))
+        self.utility.lerp_(found(held, activity[self.rows]), self.fresh)
+        self.age.add_(1)
+
+    def replace(self) -> None:
+        """Replace the units that are due; which, and how many, is known without looking at the device."""
+        for (member, method), utility, age in zip(self.found, self.utility, self.age, strict=True):
+            method.replace(member.learner, utility, age)
+
+    def finish(self) -> None:
+        """Give the methods what has become of their state."""
+        self.tap.close()
+        for number, (_, method) in enumerate(self.found):
+            method.state["utility"].copy_(self.utility[number])
+            method.state["age"].copy_(self.age[number])
+
+
+class _Contributions(nn.Module):
+    """What every unit contributes, as a module, so that functional_call can give it other weights."""
+
+    def __init__(self, model: nn.Module, groups: Sequence[Any]) -> None:
+        super().__init__()
+        self.model, self.groups = model, groups
+
+    def forward(self, activity: Tensor) -> Tensor:
+        parts = activity.split([len(group.readers[0].units) for group in self.groups])
+        return torch.cat([contribution(self.model, group, part) for group, part in zip(self.groups, parts, strict=True)])
+
+
+class StackedER:
+    """Effective-rank steps: members that are due in the same step take it together.
+
+    The inputs since the last one are gathered when they are needed, from the order in which the epoch went through them;
+    what is left at the end of an epoch goes to the methods' state, where the next one finds it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Weights,
+        found: Sequence[tuple[Member, ER]],
+        tasks: Sequence[ImageTask],
+        orders: Tensor,
+    ) -> None:
+        self.model, self.weights, self.found, self.tasks, self.orders = model, weights, found, tasks, orders
+        self.layers = [tuple(g.name for g in dense_groups(member.learner, method.layers)) for member, method in found]
+        groups = {g.name: g for member, method in found for g in dense_groups(member.learner, method.layers)}
+        self.tap = Tap(model, list(groups.values()), detach=False, on=False, compiled=False)
+        self.waiting = [len(method.state["inputs"]) for _, method in found]  # steps whose inputs are yet to be used
+        self.used = [0] * len(found)  # samples of this epoch that are behind the last effective-rank step
+
+    def after_step(self, seen: int) -> None:
+        """Take the steps that are due; seen: the samples of this epoch that have been learnt from."""
+        together: dict[tuple[int, tuple[str, ...]], list[tuple[int, Tensor]]] = {}
+        for number, (_, method) in enumerate(self.found):
+            self.waiting[number] += 1
+            if self.waiting[number] >= method.every:
+                inputs = torch.cat([*method.state["inputs"], self._inputs(number, seen)])
+                method.state["inputs"] = []
+                self.waiting[number], self.used[number] = 0, seen
+                together.setdefault((len(inputs), self.layers[number]), []).append((number, inputs))
+        for (_, layers), due in together.items():
+            self._ascend(layers, [number for number, _ in due], torch.stack([inputs for _, inputs in due]))
+
+    def _inputs(self, number: int, seen: int) -> Tensor:
+        row = self.found[number][0].row
+        return self.tasks[row].examples.batch(self.orders[row, self.used[number] : seen])[0]
+
+    def _ascend(self, layers: tuple[str, ...], numbers: list[int], inputs: Tensor, *, draw: bool = True) -> None:
+        members, methods = zip(*(self.found[number] for number in numbers), strict=True)
+        rows = rows_of(members, inputs.device)
+        held = {name: weight.detach()[rows].requires_grad_(weight.requires_grad) for name, weight in self.weights.items()}
+
+        def features(weights: Mapping[str, Tensor], inputs: Tensor) -> tuple[Tensor, ...]:
+            functional_call(self.model, dict(weights), (inputs,))
+            found = tuple(self.tap.activations(name) for name in layers)
+            self.tap.clear()
+            return found
+
+        with self.tap.listening():
+            found = torch.vmap(features)(held, inputs)  # of each layer (members, samples, units)
+        for member in members if draw else ():  # ER alone draws a seed for its pass: what is drawn next must be the same
+            torch.randint(2**62, (), generator=member.learner.generator, device=inputs.device)
+        trained = {name: weight for name, weight in held.items() if weight.requires_grad}
+        finite = torch.stack([feature.isfinite().flatten(1).all(1) for feature in found]).all(0)
+        if not bool(finite.all()):  # members that have diverged have no rank, and their losses say so
+            well = [number for number, is_finite in zip(numbers, finite.tolist(), strict=True) if is_finite]
+            if well:
+                self._ascend(layers, well, inputs[finite], draw=False)
+            return
+        ranks = effective_ranks(found).sum() / len(layers)
+        gradients = torch.autograd.grad(ranks, [*trained.values()], allow_unused=True)
+        rates = torch.tensor([method.rate for method in methods], dtype=torch.float64, device=inputs.device)
+        with torch.no_grad():
+            for name, gradient in zip(trained, gradients, strict=True):
+                if gradient is not None:
+                    self.weights[name][rows] += column(rates, gradient) * gradient
+
+    def finish(self, seen: int) -> None:
+        """Leave what is yet to be used with the methods, a tensor for each step."""
+        self.tap.close()
+        for number, (member, method) in enumerate(self.found):
+            batches = self.orders[member.row, self.used[number] : seen].split(self.tasks[member.row].batch)
+            examples = self.tasks[member.row].examples
+            method.state["inputs"] += [examples.batch(chosen)[0] for chosen in batches if len(chosen)]
+
+
+def effective_ranks(features: Sequence[Tensor]) -> Tensor:
+    """Of every matrix in (members, samples, units) features; those of one shape in one decomposition."""
+    shapes = {feature.shape for feature in features}
+    return torch.cat([effective_rank(torch.stack([f for f in features if f.shape == shape])).flatten() for shape in shapes])

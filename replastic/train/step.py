@@ -1,0 +1,105 @@
+"""Steps of training one after the other, as anyone would write them: the reference that faster ways are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..learner import Batch, Learner, Task
+from ..learner.checks import check_own_steps
+from ..learner.task import outputs_of
+from ..optim import check_will_clear
+from .settings import Training
+
+
+class Totals:
+    """Loss and correct answers of an epoch, summed on the device, where nobody waits for them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.right = torch.zeros((), dtype=torch.int64, device=device)
+
+    def clear(self) -> None:
+        self.loss.zero_()
+        self.right.zero_()
+
+    def add(self, loss: Tensor, right: Tensor | None, samples: int) -> None:
+        self.loss.add_(loss, alpha=samples)
+        if right is not None:
+            self.right.add_(right)
+
+    def means(self, samples: int, counted: bool) -> dict[str, Tensor]:
+        """By name: the mean loss, and the accuracy of answers that were given before they were learnt from."""
+        return {"loss": self.loss / samples} | ({"online_accuracy": self.right.double() / samples} if counted else {})
+
+
+class EagerSteps:
+    """The steps of a learner, an epoch at a time."""
+
+    path: str = "eager"  # how steps are run, for the record
+
+    def __init__(self, learner: Learner, training: Training) -> None:
+        check_own_steps(learner.optimizer)
+        if training.renew_optimizer:
+            trained = [(parameter, None) for parameter in learner.trained()]
+            check_will_clear(learner.optimizer, trained, "Training", ", or give renew_optimizer=False")
+        self.learner, self.training = learner, training
+        learner.precision = lambda: training.autocast(learner.device)
+        self.totals = Totals(learner.device)
+
+    def epoch(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
+        """One pass over a task's batches, in the order that the generator gives; returns means over it, on the device."""
+        for means in self.pieces(task, generator):
+            if means is not None:
+                return means
+        raise AssertionError("an epoch ends with its means")
+
+    def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
+        """The same in pieces, with None between them, for runs that take turns; the means come last."""
+        self.learner.model.train()
+        self.totals.clear()
+        samples = 0
+        with self.training.arithmetic(self.learner.device):
+            for inputs, targets in task.batches(generator):
+                batch = Batch(on(self.learner.device, inputs), on(self.learner.device, targets))
+                samples += len(batch.targets)
+                self.step(task, batch)
+        if not samples:
+            raise ValueError(f"task {task.name!r} has no batches: Task(batches=...) gave nothing")
+        yield self.totals.means(samples, task.correct is not None)
+
+    def evaluate(self, task: Task, network: nn.Module) -> Mapping[str, float | Tensor]:
+        """The task's figures of a network."""
+        with self.training.arithmetic(self.learner.device), self.training.autocast(self.learner.device):
+            return task.evaluate(network) if task.evaluate is not None else {}
+
+    def step(self, task: Task, batch: Batch) -> None:
+        loss, right = self.gradients(task, batch, self.learner.model)
+        self.learner.optimizer.step()
+        self.learner.after_step()
+        self.totals.add(loss, right, len(batch.targets))
+
+    def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
+        """Leave the gradient of loss and penalties with the parameters; returns the loss, and how many were right."""
+        learner, training = self.learner, self.training
+        learner.batch = batch
+        with training.autocast(learner.device):
+            outputs = outputs_of(forward, batch.inputs)  # pyright: ignore[reportArgumentType]
+            loss = task.loss(outputs, batch.targets)
+        learner.optimizer.zero_grad()
+        (loss + learner.penalty()).backward()
+        if training.clip is not None:
+            nn.utils.clip_grad_norm_(learner.trained(), training.clip)
+        with torch.no_grad():
+            right = task.correct(outputs, batch.targets).sum() if task.correct is not None else None
+        return loss.detach(), right
+
+
+def on(device: torch.device, given: Any) -> Any:
+    """Inputs or targets on the device; what is no tensor, or a dict of them, stays."""
+    if isinstance(given, Tensor):
+        return given.to(device, non_blocking=True)
+    return {name: on(device, value) for name, value in given.items()} if isinstance(given, dict) else given

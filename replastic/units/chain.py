@@ -1,0 +1,109 @@
+"""Which layer feeds which: for methods that treat a network as a chain of layers, found in its graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx, nn
+from torch.nn.modules import dropout, pooling
+
+from ..weights.layers import NORMS
+from . import Example
+from .kinds import has_rows_and_columns
+from .shapes import name_of
+from .trace import Trace, trace
+
+_INPUT, _OTHER = "<input>", "<other>"
+# f(cx) = c·f(x) for c > 0, exactly, or nearly so for the smooth kin of ReLU.
+_PROPORTIONAL = frozenset(
+    """
+    relu leaky_relu gelu silu elu celu mish hardswish dropout dropout1d dropout2d dropout3d feature_dropout abs neg
+    max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d interpolate pad mean sum amax
+    flatten view reshape permute transpose squeeze unsqueeze expand contiguous clone to float half bfloat16
+    double cat concat concatenate stack chunk split getitem item
+    """.split()  # noqa: SIM905 - a list of fifty strings is no easier to read
+)
+_PROPORTIONAL_MODULES = (
+    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.GELU, nn.SiLU, nn.ELU, nn.CELU, nn.Mish, nn.Hardswish),
+    *(nn.Identity, nn.Flatten, nn.Upsample, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, dropout._DropoutNd),
+    *(getattr(pooling, name) for name in pooling.__all__),
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A layer, and the one that its input is proportional to; None: the model's input, or no single layer."""
+
+    name: str
+    layer: nn.Module
+    upstream: str | None
+
+
+def links(model: nn.Module, example: Example | None = None) -> list[Link]:
+    """All linear, convolutional and norm layers in the order of the graph, each once; those that were not seen come last."""
+    traced = trace(model, example)
+    found: dict[str, Link] = {}
+    for prefix, graph in traced.graphs:
+        _walk(traced, prefix, graph, found)
+    for name, layer in traced.model.named_modules():
+        if _counts(layer) and name not in found:
+            found[name] = Link(name, layer, None)
+    return list(found.values())
+
+
+def _counts(layer: nn.Module) -> bool:
+    return has_rows_and_columns(layer) or isinstance(layer, NORMS)
+
+
+def output_layers(model: nn.Module, example: Example | None = None) -> list[str]:
+    """The layers whose outputs, combined or apart, are the model's: its heads. Empty if it cannot be traced as a whole."""
+    traced = trace(model, example)
+    whole = [graph for prefix, graph in traced.graphs if not prefix]
+    made = _walk(traced, "", whole[0], {}) if whole and not traced.not_seen else set()
+    return [name for name, _ in traced.model.named_modules() if name in made]
+
+
+def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -> frozenset[str]:
+    """Add the graph's links to those found; returns the layers that its output comes from."""
+    origins: dict[fx.Node, frozenset[str]] = {}  # the layers that a value comes from, with no other in between
+    scales: dict[fx.Node, frozenset[str]] = {}  # those that it is proportional to: one, or no factor fits
+    for node in graph.nodes:
+        origins[node] = frozenset().union(*(origins[source] for source in node.all_input_nodes))
+        scales[node] = frozenset().union(*(scales[source] for source in node.all_input_nodes))
+        if node.op in ("placeholder", "get_attr"):
+            origins[node] = scales[node] = frozenset([_INPUT])
+        elif node.op in ("call_function", "call_method"):
+            if _is_shape(node):
+                origins[node] = scales[node] = frozenset()
+            elif not _keeps_scale(node):
+                scales[node] = frozenset([_OTHER])
+        elif node.op == "output":
+            return origins[node] - {_INPUT}
+        elif node.op == "call_module":
+            name = f"{prefix}.{node.target}" if prefix else str(node.target)
+            layer = traced.layer(name)
+            if _counts(layer):
+                read, again = scales[node], name in found  # what a layer reads that is called again depends on the call
+                only = next(iter(read)) if len(read) == 1 and not again and not read & {_INPUT, _OTHER} else None
+                found[name] = Link(name, layer, only)
+                origins[node] = scales[node] = frozenset([name])
+            elif not isinstance(layer, _PROPORTIONAL_MODULES):
+                scales[node] = frozenset([_OTHER])
+    return frozenset()
+
+
+def _keeps_scale(node: fx.Node) -> bool:
+    """Whether what a function returns is proportional to what it is given."""
+    name = name_of(node.target)
+    left, right = (*node.args[:2], None, None)[:2]
+    if name in ("add", "iadd", "sub", "isub"):
+        return isinstance(left, fx.Node) and isinstance(right, fx.Node)  # with a number it would be affine
+    if name in ("mul", "imul", "div", "truediv"):  # two that scale together make a square, or nothing
+        return isinstance(left, fx.Node) and isinstance(right, int | float)
+    return name in _PROPORTIONAL
+
+
+def _is_shape(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in ("size", "dim", "len", "getattr")

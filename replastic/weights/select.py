@@ -1,0 +1,182 @@
+"""Which weights a method acts on: `select(model, where)`, shared by everything that changes weights."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..listing import some
+from .inventory import Inventory, Unavailable, WeightMatrix, take_inventory
+from .inventory import matrices as matrices
+from .layers import Kind
+
+Ask = str | Callable[[WeightMatrix], bool]
+Where = Ask | Iterable[Ask]
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """A weight that a selection does not touch although it might have been expected to, and why."""
+
+    name: str
+    shape: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What `select` found: the matrices to act on, and the weights it was asked for and left alone."""
+
+    chosen: tuple[WeightMatrix, ...]
+    left_alone: tuple[LeftAlone, ...]
+
+
+_ORDINARY: tuple[Kind, ...] = ("linear", "convolution", "recurrent", "bilinear")
+
+PRESETS: dict[str, tuple[str, Callable[[Kind, str | None], bool]]] = {
+    "everything": ("every matrix but embeddings and norms", lambda kind, role: kind in _ORDINARY),
+    "linears": ("linear layers, attention projections included", lambda kind, role: kind == "linear"),
+    "convolutions": ("convolutions of any dimension", lambda kind, role: kind == "convolution"),
+    "queries_and_keys": ("query and key projections of attention", lambda kind, role: role in ("query", "key")),
+    "embeddings": ("embedding tables, also those tied to an output head", lambda kind, role: kind == "embedding"),
+    "norms": ("gains of normalisation layers, each a 1 x 1 matrix", lambda kind, role: kind == "norm"),
+    "paper_cnn": ("FIRE's choice for ResNet and VGG: everything", lambda kind, role: kind in _ORDINARY),
+    "paper_vit": ("FIRE's choice for ViT: queries_and_keys", lambda kind, role: role in ("query", "key")),
+    "paper_gpt": ("FIRE's choice for GPT: linears and the tied head", lambda kind, role: kind in ("linear", "tied_head")),
+    "paper_dqn": ("FIRE's choice for DQN: convolutions", lambda kind, role: kind == "convolution"),
+    "paper_sac": ("FIRE's choice for SAC: linears", lambda kind, role: kind == "linear"),
+}
+
+
+def select(model: nn.Module, where: Where = "everything", *, frozen: bool = False) -> Selection:
+    """The weight matrices of `model` that `where` asks for, each tensor once, and those left alone, with the reason.
+
+    where: one of, or a list of (their union):
+        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`); "preset:name" if a module has it too
+        a glob over names    "encoder.*", "*.mlp.*.weight", "*:value" (a part of a fused weight)
+        a name               of a weight, or of the module that holds it
+        a predicate          called with each `WeightMatrix`
+    Embeddings and norms come only by their preset or their own name: a glob or a predicate that happens to cover them
+    does not ask for them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
+    frozen: whether weights that do not train may be chosen, for those who only read.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model itself")
+    return choose(take_inventory(model, frozen=frozen), where)
+
+
+def choose(found: Inventory, where: Where) -> Selection:
+    """The same, of an inventory that was taken already."""
+    asks = list(where) if isinstance(where, Iterable) and not isinstance(where, str) else [where]
+    tests = [_test(ask, found) for ask in asks]
+
+    for weight in found.broken:
+        if any(test(weight) for test in tests):
+            raise TypeError(f"{weight.name} {weight.reason}")
+    chosen = [weight for weight in found.weights if any(test(weight) for test in tests)]
+    wanted = [weight for weight in found.skipped if any(test(weight) for test in tests)]
+    if any(callable(ask) for ask in asks):  # a predicate cannot be asked about what is no matrix
+        wanted = [*found.skipped, *found.broken]
+    left_alone = [LeftAlone(weight.name, weight.shape, weight.reason) for weight in wanted]
+    left_alone += _unasked_embeddings(asks, found, chosen, wanted)
+    if not chosen:
+        raise ValueError(_nothing(where, left_alone, found))
+    _check_no_overlap(chosen)
+    return Selection(tuple(chosen), tuple(left_alone))
+
+
+def _test(ask: object, found: Inventory) -> Callable[[WeightMatrix | Unavailable], bool]:
+    """One element of `where`, as a test on weights."""
+    if isinstance(ask, nn.Module | Tensor):
+        raise TypeError(f"where holds a {type(ask).__name__}: give its name instead, as in where='encoder.0'")
+    if callable(ask):
+        return lambda weight: isinstance(weight, WeightMatrix) and weight.kind in _ORDINARY and bool(ask(weight))
+    if not isinstance(ask, str):
+        raise TypeError(f"where={ask!r}: give a preset's name, a glob, a weight's name, a predicate, or a list of these")
+    if ask in PRESETS and ask in found.modules:
+        raise ValueError(f"where={ask!r} is a preset and a module of this model: write '{ask}.*' or 'preset:{ask}'")
+    if ask.removeprefix("preset:") in PRESETS:
+        rule = PRESETS[ask.removeprefix("preset:")][1]
+        return lambda weight: rule(weight.kind, weight.role)
+    if any(sign in ask for sign in "*?["):
+        return lambda w: w.kind in _ORDINARY and any(fnmatch.fnmatchcase(form, ask) for form in _forms(w))
+    everything = [*found.weights, *found.skipped, *found.broken]
+    if ask not in found.modules and not any(ask in _forms(weight) for weight in everything):
+        near = difflib.get_close_matches(ask, [*PRESETS, *(weight.name for weight in everything)], n=3, cutoff=0.5)
+        raise ValueError(
+            f"where={ask!r} is neither a preset ({', '.join(PRESETS)}) nor the name of a weight or module of this model"
+            + (f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; a pattern would be '*{ask}*'")
+        )
+    inside = f"{ask}."
+    return lambda w: ask in _forms(w) or (w.kind in _ORDINARY and any(n.startswith(inside) for n in _names(w)))
+
+
+def _names(weight: WeightMatrix | Unavailable) -> tuple[str, ...]:
+    return (weight.name, *weight.also_named)
+
+
+def _forms(weight: WeightMatrix | Unavailable) -> list[str]:
+    """What a weight answers to: its names with the part, without it, and those of the modules that hold it."""
+    wholes = [name.partition(":")[0] for name in _names(weight)]
+    return [*_names(weight), *wholes, *(whole.rpartition(".")[0] for whole in wholes)]
+
+
+def _unasked_embeddings(
+    asks: Sequence[object], found: Inventory, chosen: list[WeightMatrix], wanted: list[Unavailable]
+) -> list[LeftAlone]:
+    """Where linear layers were meant, or a glob covers an embedding, leaving that alone is worth a line."""
+
+    def meant(ask: object, weight: WeightMatrix | Unavailable) -> bool:
+        if not isinstance(ask, str):
+            return False
+        rule = PRESETS.get(ask.removeprefix("preset:"))
+        return rule[1]("linear", None) if rule else any(fnmatch.fnmatchcase(form, ask) for form in _forms(weight))
+
+    taken, asked = {weight.memory for weight in chosen}, {id(weight) for weight in wanted}
+    frozen = [
+        LeftAlone(weight.name, weight.shape, weight.reason)
+        for weight in found.skipped
+        if weight.kind == "embedding" and id(weight) not in asked and any(meant(ask, weight) for ask in asks)
+    ]
+    return frozen + [
+        LeftAlone(
+            weight.name,
+            tuple(weight.parameter.shape),
+            f"output head tied to {weight.tied_to}: ask for it by name, or as the paper did with where='paper_gpt'"
+            if weight.kind == "tied_head"
+            else "embedding: ask for it by name, or with where=['everything', 'embeddings']",
+        )
+        for weight in found.weights
+        if weight.kind in ("embedding", "tied_head") and weight.memory not in taken and any(meant(a, weight) for a in asks)
+    ]
+
+
+def _nothing(where: Where, left_alone: list[LeftAlone], found: Inventory) -> str:
+    given = f"where={where!r} selects no weight matrix of this model"
+    if left_alone:
+        listed = some((f"{weight.name}: {weight.reason}" for weight in left_alone), "; ")
+        return f"{given} that may be changed ({listed})"
+    names = [weight.name for weight in found.weights if weight.kind in _ORDINARY]
+    if not names:
+        return f"{given}: it has no linear, convolutional, recurrent or attention layer"
+    near = difflib.get_close_matches(where, names, n=3, cutoff=0.5) if isinstance(where, str) else []
+    listed = ", ".join(near or names[:5])
+    return f"{given}; it has {len(names)}, such as {listed}: give one of these names, a glob, or where='everything'"
+
+
+def _check_no_overlap(chosen: list[WeightMatrix]) -> None:
+    """Every entry of memory is to be written once: by one weight, read in one way."""
+    spans: list[tuple[int, int, str]] = []
+    for weight in chosen:
+        p, name = weight.parameter, weight.name.partition(":")[0]
+        last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+        spans.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.itemsize, name))
+    end, before = 0, ""  # of those that begin earlier, the one that goes furthest: if a span meets any, it meets this one
+    for start, stop, name in sorted(spans, key=lambda span: span[0]):
+        if name != before and start < end:
+            raise ValueError(f"{before} and {name} share memory, read in two ways: choose one of them")
+        end, before = max((end, before), (stop, name))

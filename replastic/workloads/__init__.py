@@ -1,0 +1,1 @@
+"""What networks learn from, one kind of data a folder."""

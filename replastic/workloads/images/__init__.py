@@ -1,0 +1,10 @@
+"""Data sets, and the protocols that turn them into streams of tasks."""
+
+from .data import DATA_SETS as DATA_SETS
+from .data import load as load
+from .protocols import PROTOCOLS as PROTOCOLS
+from .tasks import Examples as Examples
+from .tasks import ImageData as ImageData
+from .tasks import ImageTask as ImageTask
+from .tasks import Split as Split
+from .tasks import image_task as image_task

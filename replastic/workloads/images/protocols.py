@@ -1,0 +1,295 @@
+"""Protocols: how a data set becomes a stream of tasks.
+
+Each is a function of the data that returns a list of tasks. What is random in it comes from `seed` alone, so that every
+method sees the same tasks in the same order.
+
+`epochs` are passes over a task's samples, `batch` is the samples of a step. All test on the test set, as "test_accuracy",
+and where some training images were held out, on those as "validation_accuracy"; train_accuracy=True adds a test, in
+evaluation mode, on what is being learnt.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .tasks import Examples, ImageData, ImageTask, Split, examples_of, image_task, shuffled
+
+
+def single(
+    data: ImageData, *, seed: int, batch: int = 256, epochs: int = 200, train_accuracy: bool = False
+) -> list[ImageTask]:
+    """One task: all training data. The yardstick of generalisation (Soft Weight Rescaling, tables 1 and 5)."""
+    examples = examples_of(data, data.train)
+    return [image_task("all", examples, _tests(data, examples, train_accuracy), batch=batch, epochs=epochs)]
+
+
+def warm_start(
+    data: ImageData,
+    *,
+    seed: int,
+    batch: int = 256,
+    fraction: float = 0.1,
+    epochs: Sequence[int] = (1000, 100),
+    train_accuracy: bool = False,
+) -> list[ImageTask]:
+    """First a random part of the training data, then all of it, that part included."""
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction={fraction}: give the share of the data that is seen first, between 0 and 1")
+    if not isinstance(epochs, Sequence) or len(epochs) != 2:
+        raise ValueError(f"epochs={epochs!r}: give two numbers, before and after the rest of the data arrives")
+    order = shuffled(len(data.train), seed)
+    first = order[: round(fraction * len(order))]
+    if not 0 < len(first) < len(order):
+        raise ValueError(
+            f"fraction={fraction} of {len(order)} images is {len(first)}: give one that leaves some for both tasks"
+        )
+    return [
+        _subset_task(data, name, index, batch, passes, train_accuracy)
+        for name, index, passes in zip(("part", "all"), (first, order), epochs, strict=True)
+    ]
+
+
+def continual(
+    data: ImageData,
+    *,
+    seed: int,
+    batch: int = 256,
+    chunks: int = 10,
+    epochs: int = 100,
+    access: str = "full",
+    train_accuracy: bool = False,
+) -> list[ImageTask]:
+    """The training data arrives in random chunks of equal size, or one more where they do not come out even.
+
+    access: "full": each task has all chunks so far; "limited": the newest alone.
+    """
+    if access not in ("full", "limited"):
+        raise ValueError(f'access={access!r}: give "full" (all chunks so far) or "limited" (the newest alone)')
+    pieces = _pieces(shuffled(len(data.train), seed), chunks, "chunks")
+    return [
+        _subset_task(
+            data, f"chunk {number + 1}", torch.cat(pieces[0 if access == "full" else number : number + 1]), batch, epochs,
+            train_accuracy,
+        )
+        for number in range(chunks)
+    ]  # fmt: skip
+
+
+def class_incremental(
+    data: ImageData,
+    *,
+    seed: int,
+    batch: int = 256,
+    phases: int = 20,
+    epochs: int = 100,
+    masked: bool = False,
+    train_accuracy: bool = False,
+) -> list[ImageTask]:
+    """Each task adds as many classes as the others, or one more, in random order, and has all data of the classes so far.
+
+    "test_accuracy" is on the classes so far, "full_accuracy" on the whole test set.
+
+    masked: outputs of classes that have not come yet count for nothing, as in Incremental CIFAR of L2-ER; False: all outputs
+        count from the start, as in FIRE.
+    """
+    added = _pieces(shuffled(data.classes, seed), phases, "phases")
+    _check_present(data, data.train, "train", torch.arange(data.classes))
+    tasks, seen = list[ImageTask](), torch.zeros(data.classes, dtype=torch.bool, device=data.train.labels.device)
+    for classes in added:
+        new = torch.zeros_like(seen)
+        new[classes.to(new.device)] = True
+        seen = seen | new
+        examples = _of_classes(data, data.train, seen)
+        tests = {name: _of_classes(data, split, seen) for name, split in _held_out(data).items()}
+        tests |= {"full": examples_of(data, data.test)} | ({"train": examples} if train_accuracy else {})
+        name = f"{int(seen.sum())} classes"
+        allowed = seen if masked else None
+        tasks.append(image_task(name, examples, tests, batch=batch, epochs=epochs, allowed=allowed, added=new))
+    return tasks
+
+
+def permuted_pixels(
+    data: ImageData, *, seed: int, batch: int = 1, tasks: int = 800, epochs: int = 1, train_accuracy: bool = False
+) -> list[ImageTask]:
+    """Each task shuffles the pixels of all images, of training and test alike, in an order of its own.
+
+    A pixel of a colour image keeps its colour: its channels move together.
+    """
+    _at_least_one(tasks, "tasks")
+    base, tests = examples_of(data, data.train), {n: examples_of(data, s) for n, s in _held_out(data).items()}
+    if train_accuracy:
+        tests["train"] = base
+    stream = []
+    _, height, width = data.shape
+    for number, order in enumerate(_drawn(seed, tasks, height * width)):
+        pixels = order.to(base.labels.device)
+        shuffled_tests = {name: replace(test, pixels=pixels) for name, test in tests.items()}
+        examples = replace(base, pixels=pixels)
+        stream.append(image_task(f"permutation {number + 1}", examples, shuffled_tests, batch=batch, epochs=epochs))
+    return stream
+
+
+def random_labels(
+    data: ImageData, *, seed: int, batch: int = 256, tasks: int = 40, epochs: int = 10, samples: int | None = None
+) -> list[ImageTask]:
+    """Each task gives the same images new random labels: nothing learnt before helps, and all tasks are equally hard.
+
+    Tested on what is to be learnt, as "train_accuracy": there is nothing to generalise to.
+
+    samples: of the training images, chosen at random; None: all.
+    """
+    _at_least_one(tasks, "tasks")
+    available = len(data.train)
+    if samples is not None and not (isinstance(samples, int) and 0 < samples <= available):
+        raise ValueError(f"samples={samples}: {data.name} has {available} training images")
+    draw = torch.Generator().manual_seed(seed)
+    index = torch.randperm(available, generator=draw)[:samples]
+    stream = []
+    for number in range(tasks):
+        labels = torch.randint(data.classes, index.shape, generator=draw)
+        examples = examples_of(data, data.train, index, labels)
+        stream.append(image_task(f"labels {number + 1}", examples, {"train": examples}, batch=batch, epochs=epochs))
+    return stream
+
+
+def class_pairs(
+    data: ImageData,
+    *,
+    seed: int,
+    batch: int = 100,
+    tasks: int = 2000,
+    epochs: int = 250,
+    classes: int = 2,
+    train_accuracy: bool = False,
+) -> list[ImageTask]:
+    """Each task tells two classes apart, drawn at random: Continual ImageNet's form. Its model has as many outputs.
+
+    Classes are dealt out like cards: none comes again before all have been used. Where the deck does not come out even, what
+    is left of it is not dealt.
+    """
+    _at_least_one(tasks, "tasks")
+    if not isinstance(classes, int) or not 2 <= classes <= data.classes:
+        raise ValueError(f"classes={classes}: {data.name} has {data.classes}, and a task needs at least 2")
+    hands = _dealt(data.classes, classes, tasks, seed)
+    for name, split in data.splits().items():
+        _check_present(data, split, name, torch.cat(hands).unique())
+    stream = []
+    for hand in hands:
+        examples = _relabelled(data, data.train, hand)
+        tests = {name: _relabelled(data, split, hand) for name, split in _held_out(data).items()}
+        tests |= {"train": examples} if train_accuracy else {}
+        name = "classes " + ", ".join(map(str, hand.tolist()))
+        stream.append(image_task(name, examples, tests, batch=batch, epochs=epochs))
+    return stream
+
+
+def label_noise(
+    data: ImageData,
+    *,
+    seed: int,
+    batch: int = 256,
+    noise: Sequence[float] = (0.5, 0.0),
+    epochs: Sequence[int] = (100, 100),
+    train_accuracy: bool = False,
+) -> list[ImageTask]:
+    """All training data in each task, with a share of the labels drawn anew at random. Tests are on clean labels.
+
+    noise: that share, for each task; the samples with wrong labels in a task are among those of every noisier one.
+    """
+    both = isinstance(noise, Sequence) and isinstance(epochs, Sequence)
+    if not both or len(noise) != len(epochs) or not noise or not all(0 <= share <= 1 for share in noise):
+        raise ValueError(f"noise={noise!r}, epochs={epochs!r}: give a list of shares in [0, 1] and one of as many numbers")
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(data.train), generator=draw)
+    drawn = torch.randint(data.classes, order.shape, generator=draw)
+    stream = []
+    for share, passes in zip(noise, epochs, strict=True):
+        labels = data.train.labels.cpu().clone()
+        wrong = order[: round(share * len(order))]
+        labels[wrong] = drawn[wrong]
+        examples = examples_of(data, data.train, labels=labels)
+        tests = _tests(data, examples, train_accuracy)
+        stream.append(image_task(f"noise {share:g}", examples, tests, batch=batch, epochs=passes))
+    return stream
+
+
+FROM_RUN = ("data", "seed", "batch")  # arguments that follow from the run
+PROTOCOLS = {
+    "single": single,
+    "warm_start": warm_start,
+    "continual": continual,
+    "class_incremental": class_incremental,
+    "permuted_pixels": permuted_pixels,
+    "random_labels": random_labels,
+    "class_pairs": class_pairs,
+    "label_noise": label_noise,
+}
+
+
+def _held_out(data: ImageData) -> dict[str, Split]:
+    return {name: split for name, split in data.splits().items() if name != "train"}
+
+
+def _tests(data: ImageData, learnt: Examples, train_accuracy: bool) -> dict[str, Examples]:
+    tests = {name: examples_of(data, split) for name, split in _held_out(data).items()}
+    return tests | ({"train": learnt} if train_accuracy else {})
+
+
+def _subset_task(
+    data: ImageData, name: str, index: Tensor, batch: int, epochs: int, train_accuracy: bool
+) -> ImageTask:  # fmt: skip
+    examples = examples_of(data, data.train, index)
+    return image_task(name, examples, _tests(data, examples, train_accuracy), batch=batch, epochs=epochs)
+
+
+def _of_classes(data: ImageData, split: Split, wanted: Tensor) -> Examples:
+    return examples_of(data, split, wanted[split.labels].nonzero().flatten())
+
+
+def _relabelled(data: ImageData, split: Split, hand: Tensor) -> Examples:
+    """The samples of some classes, which are called 0, 1, ... in the order of `hand`."""
+    hand = hand.to(split.labels.device)
+    place = torch.full((data.classes,), -1, device=hand.device)
+    place[hand] = torch.arange(len(hand), device=hand.device)
+    labels = place[split.labels]
+    index = (labels >= 0).nonzero().flatten()
+    return examples_of(data, split, index, labels[index])
+
+
+def _check_present(data: ImageData, split: Split, name: str, wanted: Tensor) -> None:
+    """Raise if a class has no samples in a split: a task would seem to be learnt, or tested, that is not."""
+    counts = torch.bincount(split.labels, minlength=data.classes)[wanted.to(split.labels.device)]
+    absent = wanted[(counts == 0).cpu()].tolist()
+    if absent:
+        listed = ", ".join(map(str, absent[:5])) + (" and more" if len(absent) > 5 else "")
+        advice = "hold out more images" if name == "validation" else "leave it out, and number the others from 0 on"
+        raise ValueError(f"{data.name} has no {name} images of class {listed}: {advice}")
+
+
+def _pieces(order: Tensor, count: int, name: str) -> list[Tensor]:
+    if not isinstance(count, int) or not 1 <= count <= len(order):
+        raise ValueError(f"{name}={count!r}: give a whole number from 1 to {len(order)}")
+    return list(order.tensor_split(count))
+
+
+def _drawn(seed: int, count: int, size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randperm(size, generator=generator) for _ in range(count)]
+
+
+def _dealt(classes: int, each: int, hands: int, seed: int) -> list[Tensor]:
+    """Hands of so many different classes each; a shuffled deck of all classes is used up before the next."""
+    generator = torch.Generator().manual_seed(seed)
+    decks = (torch.randperm(classes, generator=generator) for _ in itertools.count())
+    whole = (hand for deck in decks for hand in deck.split(each) if len(hand) == each)
+    return list(itertools.islice(whole, hands))
+
+
+def _at_least_one(count: int, name: str) -> None:
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name}={count!r}: give a whole number, 1 or more")

@@ -1,0 +1,253 @@
+"""Images as tensors, and the tasks that are made of them.
+
+The images of a data set lie on the device once, as bytes. What a task learns is an index into them, labels of its own and,
+if its pixels are shuffled, their order: tasks share the images, and a batch is gathered where it is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from ...learner import Task
+
+_EVALUATED_AT_ONCE = 1000  # samples: enough to fill a GPU, few enough for a large network's activations
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images, uint8 (samples, height, width, channels), and their labels, int64 (samples,)."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8:
+            raise ValueError(
+                f"images are {self.images.dtype} of shape {tuple(self.images.shape)}: give bytes (samples, height, width, "
+                "channels), as in images.permute(0, 2, 3, 1) for channels first"
+            )
+        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
+            raise ValueError(
+                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)} for {len(self.images)} images: give "
+                "one int64 each"
+            )
+        if self.labels.device != self.images.device:
+            raise ValueError(
+                f"images are on {self.images.device} and labels on {self.labels.device}: put both on one device, as in "
+                "labels.to(images.device)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"Split({len(self)} images of {' x '.join(map(str, self.images.shape[1:]))}, {self.labels.device})"
+
+    def of(self, index: Tensor) -> Split:
+        """Some of the samples."""
+        return Split(self.images[index], self.labels[index])
+
+    def to(self, device: torch.device | str) -> Split:
+        return Split(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A data set. Mean and standard deviation, by which channels are normalised, are for pixels in [0, 1]."""
+
+    name: str
+    train: Split
+    test: Split
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    validation: Split | None = None
+
+    def __post_init__(self) -> None:
+        for name, split in self.splits().items():
+            mine, first = ((tuple(one.images.shape[1:]), one.images.device) for one in (split, self.train))
+            if mine != first:
+                raise ValueError(
+                    f"{self.name}: {name} images are {mine[0]} on {mine[1]}, and train images {first[0]} on {first[1]}: "
+                    "give all splits one shape and one device"
+                )
+            if len(split) and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < self.classes:
+                raise ValueError(
+                    f"{self.name}: {name} labels go from {int(split.labels.min())} to {int(split.labels.max())}, and there "
+                    f"are {self.classes} classes"
+                )
+        channels = self.train.images.shape[-1]
+        if not len(self.mean) == len(self.std) == channels:
+            raise ValueError(f"{self.name}: {len(self.mean)} means and {len(self.std)} deviations for {channels} channels")
+        if not all(0 < deviation < math.inf for deviation in self.std):
+            raise ValueError(
+                f"{self.name}: std={self.std}, and images are divided by it: give a positive number for each channel, 1 "
+                "for a constant one"
+            )
+
+    def splits(self) -> dict[str, Split]:
+        """The splits there are, by name."""
+        held_out = {"validation": self.validation} if self.validation is not None else {}
+        return {"train": self.train, **held_out, "test": self.test}
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of an image, as a model sees it."""
+        _, height, width, channels = self.train.images.shape
+        return channels, height, width
+
+    def to(self, device: torch.device | str) -> ImageData:
+        return replace(self, **{name: split.to(device) for name, split in self.splits().items()})
+
+    def as_pixels(self) -> ImageData:
+        """With images that a model sees as they are, from 0 to 1, instead of normalised."""
+        return replace(self, mean=(0.0,) * len(self.mean), std=(1.0,) * len(self.std))
+
+    def hold_out(self, samples: int, seed: int) -> ImageData:
+        """With so many training images, chosen at random, set apart for validation."""
+        if self.validation is not None:
+            raise ValueError(
+                f"{self.name} has {len(self.validation)} validation images already, which would be lost: hold out once"
+            )
+        if not isinstance(samples, int) or not 0 < samples < len(self.train):
+            raise ValueError(f"validation={samples}: {self.name} has {len(self.train)} training images to hold some out of")
+        order = shuffled(len(self.train), seed).to(self.train.labels.device)
+        return replace(self, validation=self.train.of(order[:samples]), train=self.train.of(order[samples:]))
+
+
+def shuffled(count: int, seed: int) -> Tensor:
+    """0 to count-1 in an order that the seed alone decides, on every device the same."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Samples as a task sees them: which images, under which labels, with their pixels in which order."""
+
+    images: Tensor  # uint8 (all, height, width, channels): of the whole split, shared by all tasks
+    index: Tensor  # (samples,)
+    labels: Tensor  # (samples,)
+    shift: Tensor  # (channels, 1, 1): subtracted from bytes,
+    scale: Tensor  # (channels, 1, 1): and multiplied
+    pixels: Tensor | None = None  # (height · width,): which pixel stands at each place; its channels stay together
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (batch, channels, height, width), normalised, and labels. In memory the channels come last."""
+        images = self.images.index_select(0, self.index.index_select(0, chosen))
+        if self.pixels is not None:
+            images = images.flatten(1, 2).index_select(1, self.pixels).view_as(images)
+        return (images.permute(0, 3, 1, 2) - self.shift) * self.scale, self.labels.index_select(0, chosen)
+
+
+def examples_of(data: ImageData, split: Split, index: Tensor | None = None, labels: Tensor | None = None) -> Examples:
+    """Some of a split's samples, or all; under their own labels, or others."""
+    device = split.labels.device
+    index = torch.arange(len(split), device=device) if index is None else index.to(device)
+    mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (data.mean, data.std))
+    return Examples(
+        split.images,
+        index,
+        split.labels[index] if labels is None else labels.to(device),
+        shift=255 * mean,
+        scale=1 / (255 * std),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTask(Task):
+    """A task of images: what `Task` says, and what its batches are gathered from.
+
+    added: (classes,), bool: classes that this task has and no earlier one; None: tasks of this protocol do not add classes.
+    """
+
+    examples: Examples = field(kw_only=True)
+    tests: Mapping[str, Examples] = field(kw_only=True)
+    batch: int = field(kw_only=True)
+    added: Tensor | None = field(default=None, kw_only=True)
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """The order of the samples in one epoch; it comes from the generator alone, and lies on its device."""
+        return _order(self.examples, generator)
+
+
+def image_task(
+    name: str,
+    examples: Examples,
+    tests: Mapping[str, Examples],
+    *,
+    batch: int,
+    epochs: int,
+    allowed: Tensor | None = None,
+    added: Tensor | None = None,
+) -> ImageTask:
+    """A task that learns `examples` and is tested on each of `tests`, as "<name>_accuracy".
+
+    allowed: (classes,), bool: outputs of other classes count for nothing, in training and in tests. None: all count.
+    added: as in `ImageTask`.
+    """
+    if not len(examples):
+        raise ValueError(f"task {name!r} has no samples to learn")
+    empty = [split for split, tested in tests.items() if not len(tested)]
+    if empty:
+        raise ValueError(f"task {name!r} has no {empty[0]} samples: it learns {len(examples)}, and cannot be tested on any")
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch={batch!r}: give the samples of a step, a whole number, 1 or more")
+
+    def batches(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        order = _order(examples, generator).to(examples.labels.device)
+        return (examples.batch(chosen) for chosen in order.split(batch))
+
+    def masked(outputs: Tensor) -> Tensor:
+        if allowed is None:
+            return outputs
+        if outputs.shape[-1] != len(allowed):  # else a single output would be taken for all of them
+            raise ValueError(
+                f"task {name!r}: the model has {outputs.shape[-1]} outputs, and there are {len(allowed)} classes"
+            )
+        return outputs.masked_fill(~allowed, -torch.inf)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(masked(outputs), targets)
+
+    def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+        return masked(outputs).argmax(1) == targets
+
+    def evaluate(model: nn.Module) -> dict[str, float | Tensor]:
+        return {f"{split}_accuracy": accuracy(model, tested, correct) for split, tested in tests.items()}
+
+    return ImageTask(
+        name, batches, loss, evaluate, epochs=epochs, correct=correct, examples=examples, tests=tests, batch=batch,
+        added=added,
+    )  # fmt: skip
+
+
+def _order(examples: Examples, generator: torch.Generator) -> Tensor:
+    # Drawn where the generator is, so that the same one gives the same order wherever the data lie.
+    return torch.randperm(len(examples), generator=generator, device=generator.device)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, examples: Examples, correct: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The share of correct answers in evaluation mode, as a tensor on the device. Every module keeps the mode it had."""
+    if not len(examples):
+        raise ValueError("there are no samples to test on")
+    device = examples.labels.device
+    modes = [(module, module.training) for module in model.modules()]  # one may have been put in evaluation mode alone
+    model.eval()
+    try:
+        right = torch.zeros((), dtype=torch.int64, device=device)
+        for chosen in torch.arange(len(examples), device=device).split(_EVALUATED_AT_ONCE):
+            images, labels = examples.batch(chosen)
+            right += correct(model(images), labels).sum()
+    finally:
+        for module, training in modes:
+            module.training = training
+    return right.double() / len(examples)
