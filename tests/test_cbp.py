@@ -212,11 +212,11 @@ def test_resets_within_steps_do_not_look_for_sharded_weights_again(
     learner = rp.Learner(model, torch.optim.Adam(model.parameters()), methods=method, loss=nn.functional.cross_entropy)
     checked: list[nn.Module] = []
     resets: list[object] = []
-    for place in ("learner", "units.reset", "methods.redo"):
+    for place in ("learner.learner", "units.reset", "methods.redo"):
         monkeypatch.setattr(
             f"replastic.{place}.check_unsharded", lambda model, **options: checked.append(model), raising=False
         )
-    for place in ("learner", "methods.redo"):
+    for place in ("learner.learner", "methods.redo"):
         original = importlib.import_module("replastic.units.reset").reset_checked_
         monkeypatch.setattr(
             f"replastic.{place}.reset_checked_", lambda *a, original=original, **k: (resets.append(a), original(*a, **k))
