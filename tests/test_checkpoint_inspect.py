@@ -174,3 +174,16 @@ def test_nothing_in_the_file_changes(tmp_path: Path) -> None:
     inspect(path)
     assert path.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_every_entry_that_is_not_finite_is_counted(tmp_path: Path, dtype: torch.dtype, bad: float) -> None:
+    values = torch.full((3, 7, 11), -torch.finfo(dtype).max, dtype=dtype)
+    held = {"finite": values, "mask": values.mT, "one": values.clone(), "all": torch.full_like(values, bad)}
+    held["one"].view(-1)[-1] = bad
+    held["two"] = held["one"].clone().transpose(0, 2)
+    held["two"][0, 0, 0] = bad
+    held["empty"] = torch.empty(0, dtype=dtype).as_strided((4, 0), (7, 1))
+    torch.save({**held, "fc.weight": torch.randn(3, 4)}, tmp_path / "a.pt")
+    assert inspect(tmp_path / "a.pt").not_finite == {"one": 1, "all": 3 * 7 * 11, "two": 2}

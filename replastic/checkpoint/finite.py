@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from .checksums import Watched
 from .opened import Checkpoint
 from .stored import place, printable
@@ -45,12 +47,18 @@ def faults_of(checkpoint: Checkpoint, tell: Tell | None = None, *, numbers: bool
         for number, (name, stored) in enumerate(checkpoint.tensors.items() if numbers else ()):
             if tell is not None:
                 tell(number, len(checkpoint.tensors), f"looking for NaN in {name}")
-            if stored.dtype.is_floating_point and stored.dtype.itemsize > 1:  # float8 has other ways to say it
+            # float8 has other ways to say it
+            if stored.numel and stored.dtype.is_floating_point and stored.dtype.itemsize > 1:
                 where = place(stored)
                 if where not in looked:
                     blocks = stored.blocks(files[stored.file])  # pyright: ignore[reportArgumentType]
-                    looked[where] = sum(int((~block.isfinite()).sum()) for block in blocks)
+                    looked[where] = sum(map(_count, blocks))
                 if looked[where]:
                     not_finite[name] = looked[where]
         checksums = {file: watched.wrong() for file, watched in files.items()}
     return Faults(not_finite, {file: wrong for file, wrong in checksums.items() if wrong})
+
+
+def _count(block: Tensor) -> int:
+    """The number of entries that are not finite. If any is not, neither is an extreme, which takes far less time to find."""
+    return 0 if all(extreme.isfinite() for extreme in block.aminmax()) else int((~block.isfinite()).sum())
