@@ -101,7 +101,7 @@ class Holders:
 
     @cached_property
     def readers(self) -> Counter[int]:
-        """How many convolutions read so many channels."""
+        """The number of convolutions, by how many channels they read."""
         return Counter(holder.shape()[1] for holder in self.convolutions)
 
     @cached_property

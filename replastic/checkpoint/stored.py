@@ -100,7 +100,7 @@ class Stored:
             yield torch.frombuffer(self._bytes(file, start, min(_BLOCK, self.span - start)), dtype=self.dtype)
 
     def _room(self, count: int) -> bytearray:
-        """Memory for so many of its bytes."""
+        """Memory for `count` of its bytes."""
         with self.memory():
             return bytearray(count)
 
