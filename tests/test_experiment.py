@@ -184,8 +184,8 @@ def test_arms_start_with_the_same_weights_and_see_the_same_data(tmp_path: Path) 
     for learner, theirs in others:
         assert same(dict(learner.model.state_dict()), dict(first.model.state_dict()))
         for one, other in zip(tasks, theirs, strict=True):
-            assert torch.equal(one.examples.labels, other.examples.labels)
-            assert torch.equal(one.examples.index, other.examples.index)
+            assert torch.equal(one.samples.labels, other.samples.labels)
+            assert torch.equal(one.samples.index, other.samples.index)
     other_seed, _ = RunSpec(of, "a", 1).build(device=torch.device("cpu"))
     assert not same(dict(other_seed.model.state_dict()), dict(first.model.state_dict()))
 
@@ -212,7 +212,7 @@ def test_images_that_are_not_normalised_reach_the_network_as_pixels_and_the_reco
     assert "normalised" not in plain.config()["data"]  # as in records that are older than the setting
     assert pixels.config()["data"]["normalised"] is False
     for spec, spans in ((plain, False), (pixels, True)):
-        inputs = spec.build(device=torch.device("cpu"))[1][0].examples.batch(torch.arange(50))[0]
+        inputs = spec.build(device=torch.device("cpu"))[1][0].samples.batch(torch.arange(50))[0]
         assert (inputs.min() == 0 and inputs.max() == 1) == spans
 
 

@@ -35,7 +35,7 @@ def stream_of(name: str, data: ImageData, seed: int = 0, **changed: Any) -> list
 
 def learnt(task: ImageTask, data: ImageData) -> list[int]:
     """The numbers of the samples that a task learns."""
-    return numbers_in(task.examples, data).tolist()
+    return numbers_in(task.samples, data).tolist()
 
 
 def asked_of(task: ImageTask, data: ImageData) -> dict[str, list[int]]:
@@ -57,9 +57,9 @@ def contents(stream: list[ImageTask]) -> list[Any]:
         (
             task.name,
             task.epochs,
-            task.examples.index.tolist(),
-            task.examples.labels.tolist(),
-            None if task.examples.pixels is None else task.examples.pixels.tolist(),
+            task.samples.index.tolist(),
+            task.samples.labels.tolist(),
+            None if task.samples.pixels is None else task.samples.pixels.tolist(),
             [labels.tolist() for _, labels in task.batches(torch.Generator().manual_seed(7))],
         )
         for task in stream
@@ -93,10 +93,10 @@ def test_a_stream_gives_the_same_batches_however_often_and_in_whatever_order_its
 def test_what_is_learnt_is_training_data_and_what_is_tested_on_is_not(name: str) -> None:
     data = make_data(validation=10)
     for task in stream_of(name, data):
-        if task.examples.pixels is not None:
+        if task.samples.pixels is not None:
             continue  # its own test reads shuffled images
         assert set(learnt(task, data)) <= set(range(40))
-        assert len(set(learnt(task, data))) == len(task.examples)
+        assert len(set(learnt(task, data))) == len(task.samples)
         splits = asked_of(task, data) if name != "class_pairs" else {}  # likewise
         for figure, first, last in [
             ("test_accuracy", FIRST_TEST, FIRST_TEST + 20),
@@ -146,8 +146,8 @@ def test_batches_have_the_size_asked_for(name: str) -> None:
     for task in stream_of(name, make_data(), batch=3):
         sizes = [len(labels) for _, labels in task.batches(torch.Generator())]
         assert set(sizes[:-1]) <= {3}
-        assert sum(sizes) == len(task.examples)
-        assert task.batch == 3
+        assert sum(sizes) == len(task.samples)
+        assert task.batch_size == 3
 
 
 # one task, and warm start
@@ -157,7 +157,7 @@ def test_single_is_one_task_of_all_training_data() -> None:
     data = make_data()
     (task,) = stream_of("single", data)
     assert learnt(task, data) == list(range(40))
-    assert torch.equal(task.examples.labels, TRUTH[:40])
+    assert torch.equal(task.samples.labels, TRUTH[:40])
     assert task.epochs == 2
     assert asked_of(task, data) == {"test_accuracy": list(range(FIRST_TEST, FIRST_TEST + 20))}
     assert accuracies(task, Oracle(data, TRUTH)) == {"test_accuracy": 1.0}
@@ -174,7 +174,7 @@ def test_warm_start_sees_a_part_of_the_right_size_and_then_everything(samples: i
     assert sorted(learnt(whole, data)) == list(range(samples))
     assert set(first) < set(learnt(whole, data))
     for task in (part, whole):
-        assert torch.equal(task.examples.labels, TRUTH[learnt(task, data)])
+        assert torch.equal(task.samples.labels, TRUTH[learnt(task, data)])
     assert (part.epochs, whole.epochs) == (3, 2)
 
 
@@ -205,7 +205,7 @@ def test_chunks_are_disjoint_of_equal_size_and_cover_everything(samples: int, pa
 def test_chunks_keep_their_labels_and_come_in_random_order() -> None:
     data = make_data()
     for task in stream_of("continual", data, access="limited"):
-        assert torch.equal(task.examples.labels, TRUTH[learnt(task, data)])
+        assert torch.equal(task.samples.labels, TRUTH[learnt(task, data)])
         assert sorted(learnt(task, data)) != list(range(min(learnt(task, data)), max(learnt(task, data)) + 1))
     assert [task.name for task in stream_of("continual", data)] == ["chunk 1", "chunk 2", "chunk 3", "chunk 4"]
 
@@ -225,13 +225,13 @@ def test_each_phase_has_all_samples_of_the_classes_so_far_and_no_other(
     before: set[int] = set()
     added: list[int] = []
     for task in stream:
-        seen = set(task.examples.labels.tolist())
+        seen = set(task.samples.labels.tolist())
         assert before < seen
         added.append(len(seen - before))
-        assert task.added is not None
-        assert set(task.added.nonzero().flatten().tolist()) == seen - before
+        assert task.new is not None
+        assert set(task.new.nonzero().flatten().tolist()) == seen - before
         assert learnt(task, data) == [number for number in range(24) if number % classes in seen]
-        assert torch.equal(task.examples.labels, torch.tensor(learnt(task, data)) % classes)
+        assert torch.equal(task.samples.labels, torch.tensor(learnt(task, data)) % classes)
         everything = list(range(FIRST_TEST, FIRST_TEST + 16))
         of_seen = [n for n in everything if n % classes in seen]
         oracle = Oracle(data, torch.arange(3000) % classes)
@@ -247,7 +247,7 @@ def test_each_phase_has_all_samples_of_the_classes_so_far_and_no_other(
 def test_seen_accuracy_is_on_seen_classes_and_full_accuracy_on_all() -> None:
     data = make_data()
     task = stream_of("class_incremental", data, phases=5)[1]
-    seen = task.examples.labels.unique()
+    seen = task.samples.labels.unique()
     knows = torch.where(torch.isin(TRUTH, seen), TRUTH, (TRUTH + 1) % 5)  # right on what was seen, wrong elsewhere
     assert accuracies(task, Oracle(data, knows)) == {"test_accuracy": 1.0, "full_accuracy": pytest.approx(0.4)}
     assert accuracies(task, Oracle(data, (TRUTH + 1) % 5))["full_accuracy"] == 0
@@ -257,9 +257,9 @@ def test_seen_accuracy_is_on_seen_classes_and_full_accuracy_on_all() -> None:
 def test_outputs_of_classes_to_come_count_only_if_they_are_not_masked(masked: bool, device: torch.device) -> None:
     data = make_data(device=device)
     task = stream_of("class_incremental", data, phases=5, masked=masked)[1]
-    seen = task.examples.labels.unique().tolist()
+    seen = task.samples.labels.unique().tolist()
     unseen = [number for number in range(5) if number not in seen]
-    _, labels = task.examples.batch(torch.arange(16, device=device))
+    _, labels = task.samples.batch(torch.arange(16, device=device))
     assert set(labels.tolist()) == set(seen)
     outputs = torch.randn(16, 5, device=device)
     louder = outputs.clone()
@@ -283,7 +283,7 @@ def test_outputs_of_classes_to_come_count_only_if_they_are_not_masked(masked: bo
 def test_masks_open_with_the_classes_until_all_count() -> None:
     data = make_data()
     for task in stream_of("class_incremental", data, phases=5, masked=True):
-        seen = task.examples.labels.unique().tolist()
+        seen = task.samples.labels.unique().tolist()
         outputs = torch.zeros(1, 5, requires_grad=True)
         task.loss(outputs, torch.tensor([seen[0]])).backward()
         assert outputs.grad is not None
@@ -312,7 +312,7 @@ def test_undoing_a_permutation_gives_the_images_of_training_and_test_alike(chann
     mean, std = ((0.1, 0.5, 0.9)[:channels], (0.2, 0.5, 0.8)[:channels])
     data = ImageData("colours", split(12, 0), split(6, FIRST_TEST), 5, mean, std).to(device)
     for task in stream_of("permuted_pixels", data, train_accuracy=True):
-        order = task.examples.pixels
+        order = task.samples.pixels
         assert order is not None
         assert sorted(order.tolist()) == list(range(HEIGHT * WIDTH))
         assert order.tolist() != list(range(HEIGHT * WIDTH))
@@ -320,7 +320,7 @@ def test_undoing_a_permutation_gives_the_images_of_training_and_test_alike(chann
         model = nn.Sequential(nn.Flatten(), nn.Linear(channels * HEIGHT * WIDTH, 5)).to(device)
         model.register_forward_pre_hook(partial(_keep, given_images))
         assert [*accuracies(task, model)] == ["test_accuracy", "train_accuracy"]
-        learnt_images, labels = task.examples.batch(torch.arange(12, device=device))
+        learnt_images, labels = task.samples.batch(torch.arange(12, device=device))
         assert torch.equal(labels, data.train.labels)
         for images, original in [
             (learnt_images, data.train.images),
@@ -336,9 +336,9 @@ def test_undoing_a_permutation_gives_the_images_of_training_and_test_alike(chann
 def test_every_task_has_a_permutation_of_its_own_and_all_of_the_data() -> None:
     data = make_data()
     stream = stream_of("permuted_pixels", data, tasks=10)
-    assert len({tuple(task.examples.pixels.tolist()) for task in stream if task.examples.pixels is not None}) == 10
-    assert all(torch.equal(task.examples.index, torch.arange(40)) for task in stream)
-    assert all(torch.equal(task.examples.labels, TRUTH[:40]) for task in stream)
+    assert len({tuple(task.samples.pixels.tolist()) for task in stream if task.samples.pixels is not None}) == 10
+    assert all(torch.equal(task.samples.index, torch.arange(40)) for task in stream)
+    assert all(torch.equal(task.samples.labels, TRUTH[:40]) for task in stream)
 
 
 def test_a_longer_stream_begins_with_the_shorter_one() -> None:
@@ -355,19 +355,19 @@ def test_random_labels_are_new_ones_for_the_same_images() -> None:
     stream = stream_of("random_labels", data, tasks=5)
     assert len({tuple(learnt(task, data)) for task in stream}) == 1
     assert len(set(learnt(stream[0], data))) == 30
-    assert len({tuple(task.examples.labels.tolist()) for task in stream}) == 5
+    assert len({tuple(task.samples.labels.tolist()) for task in stream}) == 5
     for task in stream:
         answers = TRUTH.clone()
-        answers[learnt(task, data)] = task.examples.labels
+        answers[learnt(task, data)] = task.samples.labels
         assert accuracies(task, Oracle(data, answers)) == {"train_accuracy": 1.0}
         assert accuracies(task, Oracle(data, TRUTH))["train_accuracy"] < 0.6
-    assert len(stream_of("random_labels", data, samples=None)[0].examples) == 40
-    assert len(stream_of("random_labels", data, samples=40)[0].examples) == 40
+    assert len(stream_of("random_labels", data, samples=None)[0].samples) == 40
+    assert len(stream_of("random_labels", data, samples=40)[0].samples) == 40
 
 
 def test_random_labels_are_uniform_and_know_nothing_of_the_true_ones() -> None:
     data = make_data(train=500)
-    labels = torch.stack([task.examples.labels for task in stream_of("random_labels", data, samples=500, tasks=20)])
+    labels = torch.stack([task.samples.labels for task in stream_of("random_labels", data, samples=500, tasks=20)])
     truth = TRUTH[learnt(stream_of("random_labels", data, samples=500)[0], data)]
     # 10,000 draws: counts of 2000 with a deviation of 40, those of pairs 400 with one of 20; five of these are never left.
     assert (torch.bincount(labels.flatten(), minlength=5) - 2000).abs().max() < 200
@@ -391,7 +391,7 @@ def test_classes_are_dealt_out_each_once_a_deck_and_called_by_their_place(classe
         assert len(set(hand)) == each
         numbers = learnt(task, data)
         assert numbers == [number for number in range(21) if number % classes in hand]
-        assert task.examples.labels.tolist() == [hand.index(number % classes) for number in numbers]
+        assert task.samples.labels.tolist() == [hand.index(number % classes) for number in numbers]
         place = torch.tensor([hand.index(number % classes) if number % classes in hand else 0 for number in range(3000)])
         oracle = Oracle(data, place, outputs=each)
         assert accuracies(task, oracle) == {"test_accuracy": 1.0}
@@ -422,9 +422,9 @@ def test_wrong_labels_are_the_share_asked_for_and_among_those_of_noisier_tasks(n
     by_share = sorted(zip(noise, stream, strict=True), key=lambda pair: pair[0])
     for share, task in by_share:
         assert learnt(task, data) == list(range(40))
-        wrong = (task.examples.labels != TRUTH[:40]).nonzero().flatten().tolist()
+        wrong = (task.samples.labels != TRUTH[:40]).nonzero().flatten().tolist()
         assert len(wrong) <= round(share * 40)
-        changed.append((set(wrong), task.examples.labels))
+        changed.append((set(wrong), task.samples.labels))
         assert accuracies(task, Oracle(data, TRUTH)) == {"test_accuracy": 1.0}  # tests are clean
     for (fewer, quiet), (more, loud) in itertools.pairwise(changed):
         assert fewer <= more
@@ -438,9 +438,9 @@ def test_noise_falls_short_of_its_share_only_where_a_drawn_label_happens_to_be_t
     clean = data.train.labels.clone()
     half, whole = stream_of("label_noise", data, noise=[0.5, 1.0], epochs=[1, 1])
     # One draw in five agrees: of 450, 360 wrong with a deviation of 8.5; of 900, 720 with 12. Five of these are never left.
-    assert abs(int((half.examples.labels != clean).sum()) - 360) < 43
-    assert abs(int((whole.examples.labels != clean).sum()) - 720) < 60
-    assert (torch.bincount(whole.examples.labels, minlength=5) - 180).abs().max() < 60
+    assert abs(int((half.samples.labels != clean).sum()) - 360) < 43
+    assert abs(int((whole.samples.labels != clean).sum()) - 720) < 60
+    assert (torch.bincount(whole.samples.labels, minlength=5) - 180).abs().max() < 60
     assert torch.equal(data.train.labels, clean)  # the data themselves stay clean
     assert [task.name for task in (half, whole)] == ["noise 0.5", "noise 1"]
     assert [task.epochs for task in stream_of("label_noise", data)] == [1, 2, 3]
@@ -514,7 +514,7 @@ def test_a_pair_that_can_be_tested_on_one_class_only_is_an_error() -> None:
 
 def test_a_phase_that_cannot_be_tested_is_an_error_and_one_that_can_in_part_is_not() -> None:
     data = make_data()
-    first = int(stream_of("class_incremental", data, phases=5)[0].examples.labels[0])
+    first = int(stream_of("class_incremental", data, phases=5)[0].samples.labels[0])
     lacking = with_splits(data, test=without(data, first)["test"])
     with pytest.raises(ValueError, match="task '1 classes' has no test samples"):
         stream_of("class_incremental", lacking, phases=5)

@@ -113,7 +113,7 @@ def test_loss_and_online_accuracy_are_means_over_the_epoch_before_each_step() ->
     training = settings(learning_rate=1e-12)  # so small that the network stays what it is
     task = stream(tasks=1, epochs=1)[0]
     learner = learner_of(training)
-    everything = task.examples.batch(torch.arange(len(task.examples)))
+    everything = task.samples.batch(torch.arange(len(task.samples)))
     outputs = learner.model(everything[0]).detach()
     row = rows_of(learner, [task], training)[1]
     assert row["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, everything[1])), rel=1e-5)
@@ -323,7 +323,7 @@ def test_the_same_samples_are_measured_every_time() -> None:
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_samples_of_new_classes_are_those_that_the_task_adds_and_no_others(split: str) -> None:
     for number, task in enumerate(class_incremental(data_on(), seed=1, batch=10, phases=3)):
-        examples = task.examples if split == "train" else task.tests["test"]
+        examples = task.samples if split == "train" else task.tests["test"]
         inputs, labels = some_of(task, 1000, split, "new")
         (new,) = labels.unique().tolist()
         assert len(labels) == len(inputs) == int((examples.labels == new).sum())

@@ -3,4 +3,6 @@
 from .learner import Learner as Learner
 from .method import Method as Method
 from .task import Batch as Batch
+from .task import IndexedTask as IndexedTask
+from .task import Samples as Samples
 from .task import Task as Task

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,3 +51,62 @@ class Task:
             raise TypeError(f"Task(loss={self.loss!r}): give a function, as in loss=torch.nn.functional.cross_entropy")
         if not isinstance(self.epochs, int) or self.epochs < 1:
             raise ValueError(f"Task(epochs={self.epochs!r}): give a whole number of passes over the data, 1 or more")
+
+
+class Samples(Protocol):
+    """Samples that are looked up by number, on the device that holds them."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, chosen: Tensor) -> tuple[Any, Any]:
+        """Inputs and targets of the chosen samples, numbers (batch,) on the same device."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedTask(Task):
+    """A task whose samples are looked up by number. CUDA graphs, stacks of learners and some measures need such tasks.
+
+    samples: what the task learns.
+    tests: the samples that it is tested on, by the name of each test.
+    batch_size: samples in a step.
+    """
+
+    samples: Samples = field(kw_only=True)
+    tests: Mapping[str, Samples] = field(kw_only=True)
+    batch_size: int = field(kw_only=True)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """The order of the samples in one epoch. It depends on the generator alone, and lies on its device."""
+        return order_of_samples(self.samples, generator)
+
+    def batch(self, chosen: Tensor) -> tuple[Any, Any]:
+        """Inputs and targets of the chosen samples."""
+        return self.samples.batch(chosen)
+
+    def added(self, split: str) -> Tensor | None:
+        """Numbers of the samples whose classes no earlier task had, of "train" or a test; None: it does not add classes."""
+        return None
+
+
+def order_of_samples(samples: Samples, generator: torch.Generator) -> Tensor:
+    """A random order, drawn on the generator's device: the same one wherever the samples are."""
+    return torch.randperm(len(samples), generator=generator, device=generator.device)
+
+
+def batches_of(samples: Samples, batch_size: int) -> Callable[[torch.Generator], Iterator[tuple[Any, Any]]]:
+    """`Task.batches` for samples that are looked up by number."""
+
+    def batches(generator: torch.Generator) -> Iterator[tuple[Any, Any]]:
+        order = order_of_samples(samples, generator).to(samples.device)
+        return (samples.batch(chosen) for chosen in order.split(batch_size))
+
+    return batches

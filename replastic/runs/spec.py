@@ -141,7 +141,7 @@ class RunSpec:
         for split in (split for measuring in self.experiment.measures for split in measuring.on):
             if split not in ("train", *tested):
                 raise OptionError(f"[measures] on = [{split!r}]: {nearest(split, ['train', *tested])}")
-        if any(measuring.classes == "new" for measuring in self.experiment.measures) and tasks[0].added is None:
+        if any(measuring.classes == "new" for measuring in self.experiment.measures) and tasks[0].added("train") is None:
             raise OptionError(
                 f'[measures] classes = "new": tasks of the protocol {self.experiment.protocol[0]!r} do not add classes to '
                 'those before; set classes = "all", or name = "class_incremental" in [protocol]'

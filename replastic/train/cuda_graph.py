@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..learner import Batch, Learner, Method, Task
+from ..learner import Batch, IndexedTask, Learner, Method, Task
 from ..learner.checks import several
 from ..units import original
-from ..workloads.images.tasks import ImageTask
 from .settings import Training
 from .step import EagerSteps
 
@@ -47,10 +46,10 @@ class CompiledSteps(EagerSteps):
 
 
 class CapturedSteps(EagerSteps):
-    """Steps of image tasks, replayed on CUDA; `compiled`: of the model as torch.compile makes it.
+    """Steps of indexed tasks, replayed on CUDA; `compiled`: of the model as torch.compile makes it.
 
     The smaller last batch of an epoch has a graph of its own, of the model as it is: for one step an epoch nobody waits for
-    a compiler. Tasks that are not of images run eagerly.
+    a compiler. Other tasks run eagerly.
     """
 
     def __init__(self, learner: Learner, training: Training, *, compiled: bool) -> None:
@@ -72,11 +71,11 @@ class CapturedSteps(EagerSteps):
         return self.compiler.forward() if self.compiler is not None else self.learner.model
 
     def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
-        if not isinstance(task, ImageTask) or not _penalties_fit(self.learner):
+        if not isinstance(task, IndexedTask) or not _penalties_fit(self.learner):
             self._recorded = self._rest = None
             yield from super().pieces(task, generator)
             return
-        learner, (whole, rest) = self.learner, divmod(len(task.examples), task.batch)
+        learner, (whole, rest) = self.learner, divmod(len(task), task.batch_size)
         learner.model.train()
         with self._at_work():
             order = task.order(generator).pin_memory().to(learner.device, non_blocking=True)
@@ -94,7 +93,7 @@ class CapturedSteps(EagerSteps):
                     self._rest = _Recording(self, task, rest, lambda: learner.model)
                 self._rest.begin(order[-rest:])
                 self._one(self._rest)
-            means = self.totals.means(len(task.examples), counted=True)
+            means = self.totals.means(len(task), counted=True)
         yield means
 
     def evaluate(self, task: Task, network: nn.Module) -> Mapping[str, float | Tensor]:
@@ -115,12 +114,12 @@ class CapturedSteps(EagerSteps):
             return torch.cuda.stream(current)
         return beside(self.stream)
 
-    def _recording_of(self, task: ImageTask) -> _Recording:
+    def _recording_of(self, task: IndexedTask) -> _Recording:
         self.learner.notice_frozen()
         known = self._recorded
         if known is None or not known.is_of(task, self.learner):
             self._recorded = self._rest = None  # first of all: their memory is let go
-            self._recorded = _Recording(self, task, task.batch, self.forward)
+            self._recorded = _Recording(self, task, task.batch_size, self.forward)
             # A boundary may have brought parameters that the optimiser has no state of yet. Made within a graph, it would be
             # made anew by every replay.
             self._warm = min(self._warm, WARM_UP - 1)
@@ -159,11 +158,13 @@ class CapturedSteps(EagerSteps):
 class _Recording:
     """The graph of a step on so many of a task's samples, and the tensors that it reads."""
 
-    def __init__(self, steps: CapturedSteps, task: ImageTask, batch: int, forward: Callable[[], Callable[..., Any]]) -> None:
+    def __init__(
+        self, steps: CapturedSteps, task: IndexedTask, batch: int, forward: Callable[[], Callable[..., Any]]
+    ) -> None:
         learner, device = steps.learner, steps.learner.device
         self.steps, self.task, self.optimizer, self.forward = steps, task, learner.optimizer, forward
         self.trains = learner.trains
-        self.order = torch.empty(len(task.examples), dtype=torch.int64, device=device)
+        self.order = torch.empty(len(task), dtype=torch.int64, device=device)
         self.at = torch.zeros((), dtype=torch.int64, device=device)
         self.within = torch.arange(batch, device=device)
         self.tried = False  # libraries choose their kernels for batches of this size in a first step without a graph
@@ -200,7 +201,7 @@ class _Recording:
         steps, learner, size = self.steps, self.steps.learner, len(self.within)
         self.tried = True
         chosen = self.order.index_select(0, self.within + self.at * size)
-        self.batch = Batch(*self.task.examples.batch(chosen))
+        self.batch = Batch(*self.task.batch(chosen))
         loss, right = steps.gradients(self.task, self.batch, self.forward())
         if self.whole:
             learner.optimizer.step()

@@ -10,13 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..learner import Learner, Task
+from ..learner import IndexedTask, Learner, Task
 from ..learner.fresh import named_tensors
 from ..measures import NotMeasurable, Probe, measure
 from ..measures.curvature import hessian, hessian_density, loss_slice, top_eigenpairs
 from ..measures.not_measurable import NotApplicable
 from ..measures.take import check_settings, chosen_measures
-from ..workloads.images.tasks import ImageTask
 
 Moment = Literal["start", "end", "epoch"]
 _DISTANCES = {  # measures that compare with the weights at another time
@@ -161,7 +160,7 @@ def _slice(probe: Probe, points: int, radius: float) -> dict[str, Any]:
 
 def some_of(task: Task, samples: int, split: str = "train", classes: Literal["all", "new"] = "all") -> tuple[Any, Any]:
     """So many samples of a task, or all it has, always the same ones. classes: as in `Measuring`."""
-    tests = task.tests if isinstance(task, ImageTask) else {}
+    tests = task.tests if isinstance(task, IndexedTask) else {}
     if split not in ("train", *tests):
         raise NotApplicable(
             f"measures: on = [{split!r}], and task {task.name!r} is tested on {', '.join(tests) or 'nothing'}"
@@ -169,7 +168,7 @@ def some_of(task: Task, samples: int, split: str = "train", classes: Literal["al
     if classes == "new":
         return _of_new_classes(task, samples, split)
     if split != "train":
-        return tests[split].batch(torch.arange(len(tests[split]), device=tests[split].labels.device)[:samples])
+        return tests[split].batch(torch.arange(len(tests[split]), device=tests[split].device)[:samples])
     inputs, targets, count = [], [], 0
     for given, wanted in task.batches(torch.Generator().manual_seed(0)):
         inputs.append(given)
@@ -181,12 +180,14 @@ def some_of(task: Task, samples: int, split: str = "train", classes: Literal["al
 
 
 def _of_new_classes(task: Task, samples: int, split: str) -> tuple[Tensor, Tensor]:
-    if not isinstance(task, ImageTask) or task.added is None:
+    added = task.added(split) if isinstance(task, IndexedTask) else None
+    if added is None:
         raise NotApplicable(
             f'measures: classes = "new", and task {task.name!r} does not say which classes it adds: set classes = "all", or '
             'use the protocol "class_incremental"'
         )
-    examples = task.examples if split == "train" else task.tests[split]
-    order = task.order(torch.Generator().manual_seed(0)) if split == "train" else torch.arange(len(examples))
-    order = order.to(examples.labels.device)
-    return examples.batch(order[task.added[examples.labels[order]]][:samples])
+    assert isinstance(task, IndexedTask)
+    if split != "train":
+        return task.tests[split].batch(added[:samples])
+    order = task.order(torch.Generator().manual_seed(0)).to(added.device)
+    return task.batch(order[torch.isin(order, added)][:samples])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...workloads.images.tasks import ImageTask
+from ...learner import IndexedTask
 from .methods import Weights
-from .samples import gathered, stacked_examples
+from .samples import stacked_samples
 
 _LOOKED_AT = 32  # samples on which the tasks' losses are compared
 
@@ -62,41 +62,48 @@ def check_alike(first: nn.Module, other: nn.Module, number: int) -> None:
             )
 
 
-def checked_tasks(tasks: Sequence[object]) -> list[ImageTask]:
-    """Image tasks of one size; what they show, and in which order, may differ."""
-    known = [task for task in tasks if isinstance(task, ImageTask)]
+def checked_tasks(tasks: Sequence[object]) -> list[IndexedTask]:
+    """Indexed tasks of one size; what they show, and in which order, may differ."""
+    known = [task for task in tasks if isinstance(task, IndexedTask)]
     if len(known) < len(tasks):
-        other = next(task for task in tasks if not isinstance(task, ImageTask))
+        other = next(task for task in tasks if not isinstance(task, IndexedTask))
         raise TypeError(
-            f"a member's task is a {type(other).__name__}: a stack learns image tasks, which stack.begin(tasks) begins, or "
-            "learner.load_state_dict(saved, task) when resuming"
+            f"a member's task is a {type(other).__name__}: a stack learns indexed tasks, which stack.begin(tasks) begins, "
+            "or learner.load_state_dict(saved, task) when resuming"
         )
-    sizes = [(task.batch, len(task.examples), tuple(task.examples.images.shape[1:])) for task in known]
+    sizes = [(task.batch_size, len(task), _shape_of(task)) for task in known]
     if len(set(sizes)) > 1:
         number = next(number for number, size in enumerate(sizes) if size != sizes[0])
         raise ValueError(
-            f"learner 0 has batches of {sizes[0][0]} from {sizes[0][1]} images of {sizes[0][2]}, learner {number} of "
+            f"learner 0 has batches of {sizes[0][0]} from {sizes[0][1]} samples of {sizes[0][2]}, learner {number} of "
             f"{sizes[number][0]} from {sizes[number][1]} of {sizes[number][2]}: give all members tasks of one size"
         )
     return known
 
 
-def check_orders(orders: Tensor, tasks: Sequence[ImageTask]) -> None:
+def _shape_of(task: IndexedTask) -> tuple[int, ...]:
+    inputs, _ = task.batch(torch.zeros(1, dtype=torch.int64, device=task.samples.device))
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"task {task.name!r} has inputs of type {type(inputs).__name__}: a stack learns from single tensors")
+    return tuple(inputs.shape[1:])
+
+
+def check_orders(orders: Tensor, tasks: Sequence[IndexedTask]) -> None:
     """Raise unless there are samples in an order for each member."""
     if orders.ndim != 2 or len(orders) != len(tasks) or not orders.shape[1] or orders.dtype != torch.int64:
         raise ValueError(
             f"orders are {orders.dtype} of shape {tuple(orders.shape)}: give int64 ({len(tasks)} members, samples), as in "
             "torch.stack([task.order(generator) for task in tasks])"
         )
-    samples = len(tasks[0].examples)
+    samples = len(tasks[0])
     if not orders.is_cuda and not 0 <= int(orders.min()) <= int(orders.max()) < samples:  # on a GPU nobody waits to look
         raise ValueError(f"orders go from {int(orders.min())} to {int(orders.max())}, and tasks have {samples} samples")
 
 
-def check_all_used(model: nn.Module, weights: Weights, task: ImageTask) -> None:
+def check_all_used(model: nn.Module, weights: Weights, task: IndexedTask) -> None:
     """Raise if the loss does not depend on something that is to be trained, as in a layer that is not called."""
     mine = {name: weight[0].detach().requires_grad_(weight.requires_grad) for name, weight in weights.items()}
-    inputs, targets = task.examples.batch(torch.arange(1, device=task.examples.index.device))
+    inputs, targets = task.batch(torch.arange(1, device=task.samples.device))
     loss = task.loss(functional_call(model, mine, (inputs,)), targets)
     trained = {name: weight for name, weight in mine.items() if weight.requires_grad}
     for name, gradient in zip(trained, torch.autograd.grad(loss, [*trained.values()], allow_unused=True), strict=True):
@@ -105,11 +112,10 @@ def check_all_used(model: nn.Module, weights: Weights, task: ImageTask) -> None:
 
 
 @torch.no_grad()
-def check_one_loss(model: nn.Module, weights: Weights, tasks: Sequence[ImageTask]) -> None:
+def check_one_loss(model: nn.Module, weights: Weights, tasks: Sequence[IndexedTask]) -> None:
     """Raise unless the first task's loss and `correct`, called for all members at once, are what each member's own say."""
-    examples = stacked_examples([task.examples for task in tasks])
-    chosen = torch.arange(min(_LOOKED_AT, len(tasks[0].examples)), device=examples.index.device)
-    inputs, targets = gathered(examples, chosen.expand(len(tasks), -1))
+    chosen = torch.arange(min(_LOOKED_AT, len(tasks[0])), device=tasks[0].samples.device)
+    inputs, targets = stacked_samples([task.samples for task in tasks]).batch(chosen.expand(len(tasks), -1))
     outputs = torch.vmap(lambda weights, inputs: functional_call(model, weights, (inputs,)))(weights, inputs)
     outputs.normal_(generator=torch.Generator(outputs.device).manual_seed(0))  # no class is out of the question
     for name in ("loss", "correct"):

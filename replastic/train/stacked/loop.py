@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ...learner import Learner
-from ...workloads.images.tasks import ImageTask
+from ...learner import IndexedTask, Learner
 from .. import Training
 from ..loop import Position, Row, begin_task, order_of, row_of, wants_row
 from ..measuring import Measuring, reference_for
@@ -17,7 +16,7 @@ from .network import Stack
 
 def train_stacked(
     learners: Sequence[Learner],
-    streams: Sequence[Sequence[ImageTask]],
+    streams: Sequence[Sequence[IndexedTask]],
     trainings: Sequence[Training],
     *,
     seeds: Sequence[int],

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...learner import Learner, Method
+from ...learner import IndexedTask, Learner, Method
 from ...linalg.effective_rank import effective_rank
 from ...methods.cbp import CBP, contribution
 from ...methods.er import ER, dense_groups
 from ...methods.l2 import L2
 from ...units import Tap, original
-from ...workloads.images.tasks import ImageTask
 
 Weights = dict[str, Tensor]  # (members, *shape), by name
 Rows = slice | Tensor
@@ -281,7 +280,7 @@ class StackedER:
         model: nn.Module,
         weights: Weights,
         found: Sequence[tuple[Member, ER]],
-        tasks: Sequence[ImageTask],
+        tasks: Sequence[IndexedTask],
         orders: Tensor,
     ) -> None:
         self.model, self.weights, self.found, self.tasks, self.orders = model, weights, found, tasks, orders
@@ -306,7 +305,7 @@ class StackedER:
 
     def _inputs(self, number: int, seen: int) -> Tensor:
         row = self.found[number][0].row
-        return self.tasks[row].examples.batch(self.orders[row, self.used[number] : seen])[0]
+        return self.tasks[row].batch(self.orders[row, self.used[number] : seen])[0]
 
     def _ascend(self, layers: tuple[str, ...], numbers: list[int], inputs: Tensor, *, draw: bool = True) -> None:
         members, methods = zip(*(self.found[number] for number in numbers), strict=True)
@@ -342,9 +341,8 @@ class StackedER:
         """Leave what is yet to be used with the methods, a tensor for each step."""
         self.tap.close()
         for number, (member, method) in enumerate(self.found):
-            batches = self.orders[member.row, self.used[number] : seen].split(self.tasks[member.row].batch)
-            examples = self.tasks[member.row].examples
-            method.state["inputs"] += [examples.batch(chosen)[0] for chosen in batches if len(chosen)]
+            batches = self.orders[member.row, self.used[number] : seen].split(self.tasks[member.row].batch_size)
+            method.state["inputs"] += [self.tasks[member.row].batch(chosen)[0] for chosen in batches if len(chosen)]
 
 
 def effective_ranks(features: Sequence[Tensor]) -> Tensor:

@@ -25,23 +25,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...learner import Batch, Learner
+from ...learner import Batch, IndexedTask, Learner
 from ...methods.cbp import CBP
 from ...methods.er import ER
 from ...units import original
-from ...workloads.images.tasks import ImageTask
 from ..cuda_graph import WARM_UP, beside
 from .checks import check_alike, check_all_used, check_one_loss, check_orders, check_stackable, checked_tasks, tensors_of
 from .methods import Member, StackedCBP, StackedER, StackedSGD, Weights, acting, check_methods, check_optimizer
 from .rank_one import OPTIONS, RankOne
-from .samples import gathered, of_any_number, stacked_examples
+from .samples import marked, of_any_number, stacked_samples
 
 # A gradient is computed twice, for its norm and for the step, and not kept in between, though it reads from four tensors.
 _INLINE: dict[str, Any] = {"realize_reads_threshold": 16, "realize_opcount_threshold": 100}
 
 
 class Stack:
-    """Learners whose models are built alike, on one device, trained by SGD, an epoch of an image task at a time.
+    """Learners whose models are built alike, on one device, trained by SGD, an epoch of an indexed task at a time.
 
     Between epochs every learner is as if it had been trained alone: test it, measure it, save and load it, have methods act
     at boundaries. Only `.grad` is not set. Methods that act in every step are L2, ER and CBP; others raise.
@@ -81,9 +80,9 @@ class Stack:
             check_methods(learner.methods)
         self._check()
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._seen: list[ImageTask] = []  # tasks whose loss was found to be one and the same
+        self._seen: list[IndexedTask] = []  # tasks whose loss was found to be one and the same
 
-    def begin(self, tasks: Sequence[ImageTask]) -> None:
+    def begin(self, tasks: Sequence[IndexedTask]) -> None:
         """Begin each member's task: for all but the first a boundary, at which methods act."""
         if len(tasks) != len(self.learners):
             raise ValueError(f"{len(tasks)} tasks for {len(self.learners)} learners: give one each")
@@ -148,11 +147,11 @@ class Stack:
 class _Epoch:
     """One pass of all members over their samples; a graph is of one epoch, whose samples, rates and methods it holds."""
 
-    def __init__(self, stack: Stack, weights: Weights, tasks: Sequence[ImageTask], orders: Tensor) -> None:
+    def __init__(self, stack: Stack, weights: Weights, tasks: Sequence[IndexedTask], orders: Tensor) -> None:
         self.stack, self.weights, self.tasks, self.orders = stack, weights, tasks, orders
         members, device = len(stack.members), stack.device
-        self.batch, self.task = tasks[0].batch, tasks[0]
-        self.examples = stacked_examples([task.examples for task in tasks])
+        self.batch, self.task = tasks[0].batch_size, tasks[0]
+        self.samples = stacked_samples([task.samples for task in tasks])
         self.at = torch.zeros(members, 1, dtype=torch.int64, device=device)  # where in the order a replay stands
         self.within = torch.arange(self.batch, device=device)
         self.loss = torch.zeros(members, dtype=torch.float64, device=device)
@@ -160,7 +159,7 @@ class _Epoch:
         self.trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
         self.rule = StackedSGD(stack.members, self.trained, stack.clip)
         if stack.rank_one is not None:
-            self.examples, self.orders = of_any_number(self.examples, orders)
+            self.samples, self.orders = of_any_number(self.samples), marked(orders, 1)
         one = stack.rank_one
         self.rank_one = one if one is not None and self.rule.plain and one.applies(weights, tasks[0]) else None
         self.taken = stack.step if self.rank_one is None else stack.step_of_rank_one
@@ -177,7 +176,7 @@ class _Epoch:
                 seen += self.batch
                 self._between(seen)
             if seen < samples:  # the odd last batch
-                self.learn(*gathered(self.examples, self.orders[:, seen:]))
+                self.learn(*self.samples.batch(self.orders[:, seen:]))
                 seen = samples
                 self._between(seen)
         finally:
@@ -198,7 +197,7 @@ class _Epoch:
 
     def step(self) -> None:
         """A step that needs nothing from the host: the counter is its own, one for each member, as all that is added up."""
-        self.learn(*gathered(self.examples, self.orders.gather(1, self.at + self.within)))
+        self.learn(*self.samples.batch(self.orders.gather(1, self.at + self.within)))
         self.at.add_(self.batch)
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
@@ -245,7 +244,7 @@ class _Epoch:
         if seen:
             last = self.orders[:, (seen - 1) // self.batch * self.batch : seen]
             for learner, task, chosen in zip(self.stack.learners, self.tasks, last, strict=True):
-                learner.trained_elsewhere(math.ceil(seen / self.batch), Batch(*task.examples.batch(chosen)))
+                learner.trained_elsewhere(math.ceil(seen / self.batch), Batch(*task.batch(chosen)))
 
 
 def _owned(gradients: Sequence[Tensor]) -> list[Tensor]:

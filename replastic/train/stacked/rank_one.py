@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...workloads.images.tasks import ImageTask
+from ...learner import IndexedTask
 from .methods import StackedL2, Weights
 
 Seen = dict[str, tuple[Tensor, Tensor]]  # what came into a layer and what went out, by its name
@@ -64,15 +64,15 @@ class RankOne:
             self.seen[name] = (input.reshape(-1), outputs)
         return outputs.reshape(*input.shape[:-1], -1)
 
-    def applies(self, weights: Weights, task: ImageTask) -> bool:
+    def applies(self, weights: Weights, task: IndexedTask) -> bool:
         """Whether all that is trained are linear layers with biases, each called once, with one sample."""
         trained = {name for name, weight in weights.items() if weight.requires_grad}
         layers = [name.removesuffix(".bias") for name in weights if name in trained and name.endswith(".bias")]
         self.layers = [name for name in layers if type(self.model.get_submodule(name)) is nn.Linear]
-        if task.batch != 1 or trained != {f"{name}.{part}" for name in self.layers for part in ("weight", "bias")}:
+        if task.batch_size != 1 or trained != {f"{name}.{part}" for name in self.layers for part in ("weight", "bias")}:
             return False
         mine = {name: weight[0].detach().requires_grad_(weight.requires_grad) for name, weight in weights.items()}
-        inputs, targets = task.examples.batch(torch.arange(1, device=task.examples.index.device))
+        inputs, targets = task.batch(torch.arange(1, device=task.samples.device))
         self.hidden = []
         try:
             with torch.enable_grad():

@@ -2,52 +2,59 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from ...workloads.images.tasks import Examples
+from ...learner import Samples
 
 
-def stacked_examples(several: Sequence[Examples]) -> Examples:
-    """The members' samples as one, with an axis of members in front of all but the images."""
-    images = {examples.images.data_ptr(): examples.images for examples in several}
-    starts = dict(zip(images, itertools.accumulate(map(len, images.values()), initial=0), strict=False))
-    _, height, width, _ = several[0].images.shape
-    straight = torch.arange(height * width, device=several[0].index.device)
-    shuffled = any(examples.pixels is not None for examples in several)
-    return Examples(
-        torch.cat([*images.values()]) if len(images) > 1 else several[0].images,
-        torch.stack([examples.index + starts[examples.images.data_ptr()] for examples in several]),
-        torch.stack([examples.labels for examples in several]),
-        shift=torch.stack([examples.shift for examples in several]),
-        scale=torch.stack([examples.scale for examples in several]),
-        pixels=torch.stack([straight if e.pixels is None else e.pixels for e in several]) if shuffled else None,
-    )
+class StackedSamples(Protocol):
+    """The samples of all members. Samples whose class has a static method `stacked(several)` are gathered for all at once.
+
+    varying: fields whose size differs from task to task, with the axis on which it does; then this is a dataclass.
+    """
+
+    varying: ClassVar[dict[str, int]]
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Each member's batch, (members, batch, ...), of the samples `chosen` (members, batch)."""
+        ...
 
 
-def gathered(examples: Examples, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Each member's batch, (members, batch, ...): `Examples.batch` with an axis more."""
-    rows = examples.index.gather(1, chosen)
-    images = examples.images.index_select(0, rows.flatten())
-    if examples.pixels is not None:  # (members, height · width): a pixel's channels move together
-        channels = images.shape[-1]
-        pixels = examples.pixels.view(len(rows), 1, -1, 1).expand(-1, rows.shape[1], -1, channels)
-        images = images.view(*rows.shape, -1, channels).gather(2, pixels)
-    images = images.view(*rows.shape, *examples.images.shape[1:]).permute(0, 1, 4, 2, 3)
-    return (images - examples.shift.unsqueeze(1)) * examples.scale.unsqueeze(1), examples.labels.gather(1, chosen)
+def stacked_samples(several: Sequence[Samples]) -> StackedSamples:
+    """The members' samples as one."""
+    kind = type(several[0])
+    if hasattr(kind, "stacked") and all(type(samples) is kind for samples in several):
+        return kind.stacked(several)  # pyright: ignore[reportAttributeAccessIssue]
+    return _OneByOne(several)
 
 
-def of_any_number(examples: Examples, orders: Tensor) -> tuple[Examples, Tensor]:
-    """The same for compiled code, which then serves tasks of all sizes and is not made anew for each."""
+class _OneByOne:
+    """Samples that are gathered for one member after the other."""
 
-    def alias(tensor: Tensor, axis: int) -> Tensor:
-        view = tensor.view_as(tensor)  # who gave the tensor may save it, and would save the mark
-        torch._dynamo.maybe_mark_dynamic(view, axis)
-        return view
+    varying: ClassVar[dict[str, int]] = {}
 
-    index, labels, images = alias(examples.index, 1), alias(examples.labels, 1), alias(examples.images, 0)
-    return replace(examples, index=index, labels=labels, images=images), alias(orders, 1)
+    def __init__(self, several: Sequence[Samples]) -> None:
+        self.several = several
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        batches = [samples.batch(mine) for samples, mine in zip(self.several, chosen.unbind(), strict=True)]
+        inputs, targets = zip(*batches, strict=True)
+        return torch.stack(inputs), torch.stack(targets)
+
+
+def of_any_number(samples: StackedSamples) -> StackedSamples:
+    """The samples for compiled code, which then serves tasks of all sizes and is not compiled again for each."""
+    fields = {name: marked(getattr(samples, name), axis) for name, axis in samples.varying.items()}
+    return replace(samples, **fields) if fields else samples  # pyright: ignore[reportArgumentType]
+
+
+def marked(tensor: Tensor, axis: int) -> Tensor:
+    """The tensor, marked for the compiler as one of any size along an axis."""
+    view = tensor.view_as(tensor)  # the caller may save the tensor itself, and would save the mark with it
+    torch._dynamo.maybe_mark_dynamic(view, axis)
+    return view

@@ -109,7 +109,7 @@ def class_incremental(
         tests |= {"full": examples_of(data, data.test)} | ({"train": examples} if train_accuracy else {})
         name = f"{int(seen.sum())} classes"
         allowed = seen if masked else None
-        tasks.append(image_task(name, examples, tests, batch=batch, epochs=epochs, allowed=allowed, added=new))
+        tasks.append(image_task(name, examples, tests, batch=batch, epochs=epochs, allowed=allowed, new=new))
     return tasks
 
 

@@ -7,13 +7,15 @@ if its pixels are shuffled, their order: tasks share the images, and a batch is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from ...learner import Task
+from ...learner import IndexedTask
+from ...learner.task import batches_of
+from .stacked import stacked_examples
 
 _EVALUATED_AT_ONCE = 1000  # samples: enough to fill a GPU, few enough for a large network's activations
 
@@ -139,12 +141,18 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device
+
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Images (batch, channels, height, width), normalised, and labels. In memory the channels come last."""
         images = self.images.index_select(0, self.index.index_select(0, chosen))
         if self.pixels is not None:
             images = images.flatten(1, 2).index_select(1, self.pixels).view_as(images)
         return (images.permute(0, 3, 1, 2) - self.shift) * self.scale, self.labels.index_select(0, chosen)
+
+    stacked = staticmethod(stacked_examples)
 
 
 def examples_of(data: ImageData, split: Split, index: Tensor | None = None, labels: Tensor | None = None) -> Examples:
@@ -162,20 +170,21 @@ def examples_of(data: ImageData, split: Split, index: Tensor | None = None, labe
 
 
 @dataclass(frozen=True, eq=False)
-class ImageTask(Task):
-    """A task of images: what `Task` says, and what its batches are gathered from.
+class ImageTask(IndexedTask):
+    """A task of images.
 
-    added: (classes,), bool: classes that this task has and no earlier one; None: tasks of this protocol do not add classes.
+    new: (classes,), bool: classes that this task has and no earlier one; None: tasks of this protocol do not add classes.
     """
 
-    examples: Examples = field(kw_only=True)
+    samples: Examples = field(kw_only=True)
     tests: Mapping[str, Examples] = field(kw_only=True)
-    batch: int = field(kw_only=True)
-    added: Tensor | None = field(default=None, kw_only=True)
+    new: Tensor | None = field(default=None, kw_only=True)
 
-    def order(self, generator: torch.Generator) -> Tensor:
-        """The order of the samples in one epoch; it comes from the generator alone, and lies on its device."""
-        return _order(self.examples, generator)
+    def added(self, split: str) -> Tensor | None:
+        if self.new is None:
+            return None
+        examples = self.samples if split == "train" else self.tests[split]
+        return self.new[examples.labels].nonzero().flatten()
 
 
 def image_task(
@@ -186,12 +195,12 @@ def image_task(
     batch: int,
     epochs: int,
     allowed: Tensor | None = None,
-    added: Tensor | None = None,
+    new: Tensor | None = None,
 ) -> ImageTask:
     """A task that learns `examples` and is tested on each of `tests`, as "<name>_accuracy".
 
     allowed: (classes,), bool: outputs of other classes count for nothing, in training and in tests. None: all count.
-    added: as in `ImageTask`.
+    new: as in `ImageTask`.
     """
     if not len(examples):
         raise ValueError(f"task {name!r} has no samples to learn")
@@ -200,10 +209,6 @@ def image_task(
         raise ValueError(f"task {name!r} has no {empty[0]} samples: it learns {len(examples)}, and cannot be tested on any")
     if not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch={batch!r}: give the samples of a step, a whole number, 1 or more")
-
-    def batches(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        order = _order(examples, generator).to(examples.labels.device)
-        return (examples.batch(chosen) for chosen in order.split(batch))
 
     def masked(outputs: Tensor) -> Tensor:
         if allowed is None:
@@ -224,14 +229,9 @@ def image_task(
         return {f"{split}_accuracy": accuracy(model, tested, correct) for split, tested in tests.items()}
 
     return ImageTask(
-        name, batches, loss, evaluate, epochs=epochs, correct=correct, examples=examples, tests=tests, batch=batch,
-        added=added,
+        name, batches_of(examples, batch), loss, evaluate, epochs=epochs, correct=correct, samples=examples, tests=tests,
+        batch_size=batch, new=new,
     )  # fmt: skip
-
-
-def _order(examples: Examples, generator: torch.Generator) -> Tensor:
-    # Drawn where the generator is, so that the same one gives the same order wherever the data lie.
-    return torch.randperm(len(examples), generator=generator, device=generator.device)
 
 
 @torch.no_grad()
