@@ -64,24 +64,6 @@ def test_before_anything_was_learnt_there_is_no_boundary() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_gradients_of_a_penalty_are_those_of_a_loss_that_holds_it(scale: float) -> None:
-    model, optimizer, attached = started([rp.L2(0.1), rp.Parseval(0.01)])
-    other = network()
-    learner = Learner(other, torch.optim.Adam(other.parameters(), 1e-2), methods=[rp.L2(0.1), rp.Parseval(0.01)])
-    for number in range(5):
-        torch.manual_seed(number)
-        step(model, optimizer, attached, scale)
-        torch.manual_seed(number)
-        inputs, targets = torch.randn(16, 4), torch.randint(2, (16,))
-        learner.optimizer.zero_grad()
-        (nn.functional.cross_entropy(other(inputs), targets) + learner.penalty()).backward()
-        learner.optimizer.step()
-        learner.after_step()
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)  # the same sum in another order, five times
-
-
 @dataclass
 class SumOfWeights(Method):
     """Its gradient is one number that stands for all entries."""

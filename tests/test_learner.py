@@ -217,34 +217,6 @@ def test_penalties_add_up_and_reach_the_gradient() -> None:
     assert simple(rp.FIRE()).penalty() == 0.0
 
 
-def test_clipping_bounds_the_gradient_of_loss_and_penalty() -> None:
-    model = mlp()
-    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=1.0), methods=Diary(), loss=F.cross_entropy)
-    before = weights(model)
-    learner.step(torch.full((4, 6), 50.0), torch.zeros(4, dtype=torch.long), clip=0.01)
-    moved = sum((model.state_dict()[name] - old).square().sum() for name, old in before.items()) ** 0.5
-    assert moved.item() == pytest.approx(0.01, rel=1e-3)
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn-bn"])
-def test_a_loop_of_ones_own_equals_step(name: str) -> None:
-    animal = ZOO[name]
-    one, two = learner_of(animal, [Drift(), Diary()]), learner_of(animal, [Drift(), Diary()])
-    expected = steps(one, animal, 4)
-    found = []
-    for seed in range(4):
-        batch = animal.batch(seed)
-        loss = animal.loss(two.model(batch[0]), batch[1])
-        two.optimizer.zero_grad()
-        (loss + two.penalty(batch)).backward()
-        two.optimizer.step()
-        two.after_step(batch)
-        found.append(loss.item())
-    assert found == expected
-    assert equal(weights(one.model), weights(two.model))
-    assert one.steps == two.steps == 4
-
-
 def test_a_batch_is_a_pair() -> None:
     learner = simple()
     for wrong in (torch.ones(2, 6), (torch.ones(2, 6),), {"x": 1, "y": 2}):

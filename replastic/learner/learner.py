@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from .method import Method
 from .resume import go_on_from, state_of
 from .task import Batch, Task, outputs_of
 
+Moment = Literal["at_boundary", "penalty", "after_step"]
 _TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
 
 
@@ -49,8 +50,9 @@ class Learner:
     >>> learner = Learner(model, torch.optim.Adam(model.parameters()), loss=nn.functional.cross_entropy)
     >>> loss = learner.step(torch.randn(16, 4), torch.randint(2, (16,)))
 
-    In a loop of one's own, the same without `step`: add `learner.penalty(batch)` to the loss, call
-    `learner.after_step(batch)` after the optimiser's step, and `learner.begin(task)` when the data changes.
+    A loop of your own calls the two halves of `step`, `learner.backward(loss, batch)` and `learner.apply()`. If it must call
+    loss.backward() and optimizer.step() itself, it adds `learner.penalty(batch)` to the loss and calls
+    `learner.after_step(batch)` after the optimiser's step. `learner.begin(task)` says when the data changes.
 
     optimizer: one, or a list of them, which then look like one.
     methods: in the order in which they act; lists among them are taken apart.
@@ -99,7 +101,7 @@ class Learner:
         self.taps: Tap | None = None
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which the model is called
         self._loss = loss
-        self._started: list[Method] = []
+        self._have_started([])
         self._structure, self._place = structure_of(original(model)), place_of(model)
         self._known = list(model.parameters())
         self.trains = trains_of(self._known)  # which of the model's parameters, when they were last looked at
@@ -113,21 +115,74 @@ class Learner:
     # what a training loop calls
 
     def step(self, inputs: Any, targets: Any, *, clip: float | None = None) -> Tensor:
-        """One step of training on one batch; returns the task's loss, without penalties.
-
-        clip: the largest norm of the gradient of loss and penalties together.
-        """
+        """Train on one batch: forward pass, `backward` and `apply`. Returns the task's loss, without penalties."""
         check_own_steps(self.optimizer)
-        self.notice_frozen()
-        batch = self.batch = Batch(inputs, targets)
-        loss = self.loss(batch)
+        batch = Batch(inputs, targets)
+        if self.taps is not None:  # the forward pass is to show units that were unfrozen
+            self.notice_frozen()
+        loss = self.backward(self.loss(batch), batch, clip=clip)
+        self.apply()
+        return loss
+
+    def backward(
+        self, loss: Tensor | Iterable[Tensor], batch: tuple[Any, Any] | None = None, *, clip: float | None = None
+    ) -> Tensor:
+        """Replace all gradients by those of the loss and the methods' penalties; returns the loss alone, detached.
+
+        loss: a scalar, or the losses of micro-batches, whose gradients and values are summed. A generator that computes them
+            one by one needs the memory of one.
+        batch: what the loss was computed from, for methods that look at it.
+        clip: the largest norm of the summed gradient, penalties included.
+        """
         self.optimizer.zero_grad()
-        (loss + self.penalty()).backward()
+        total = None
+        for one in [loss] if isinstance(loss, Tensor) else loss:
+            (one + self.penalty(batch) if total is None else one).backward()
+            total = one.detach() if total is None else total + one.detach()
+        if total is None:
+            raise ValueError("learner.backward(loss) got an empty sequence of losses: pass a tensor, or one or more of them")
         if clip is not None:
             nn.utils.clip_grad_norm_(self.trained(), clip)
-        self.optimizer.step()
-        self.after_step()
-        return loss.detach()
+        return total
+
+    def apply(self, batch: tuple[Any, Any] | None = None) -> None:
+        """Step the optimiser with the gradients that `backward` left, then let the methods act; ends the step."""
+        check_own_steps(self.optimizer)
+        self._finish(batch, self.updates())
+
+    def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
+        """The rest of `apply`, for a loop that has stepped the optimiser itself."""
+        self._finish(batch, self.updates()[1:])
+
+    def updates(self) -> list[Optimizer | Method]:
+        """What changes the model in a step, in order: the optimiser, then the methods that act after it."""
+        return [self.optimizer, *self.acting("after_step")]
+
+    def update(self, updates: Iterable[Optimizer | Method]) -> None:
+        """Make some of the `updates` of a step."""
+        for one in updates:
+            if isinstance(one, Method):
+                one.after_step(self)
+            else:
+                one.step()
+
+    def end_steps(self, count: int = 1, batch: Batch | None = None) -> None:
+        """Note that steps were made, each with all its updates, the last of them on `batch`."""
+        self.batch = self.batch if batch is None else batch
+        self.steps += count
+        self._begun = True
+        self._silence.told.add("after_step")
+        if self.taps is not None:
+            self.taps.clear()
+            if len(self.taps.groups) < len(self.units.groups):  # some were unfrozen after the pass of this step
+                self.taps.show(self.model, self.units.groups)
+
+    def _finish(self, batch: tuple[Any, Any] | None, updates: Iterable[Optimizer | Method]) -> None:
+        self._see(batch)
+        check_unchanged(self.model, self._structure, self._place)
+        self.notice_frozen(after_pass=True)
+        self.update(updates)
+        self.end_steps()
 
     def trained(self) -> list[Tensor]:
         """The parameters that the optimiser holds: those whose gradients it clears, and which are clipped together."""
@@ -147,13 +202,14 @@ class Learner:
         for hook in getattr(self, "_hooks", ()):
             hook.remove()
         self._hooks = [stepped.register_step_post_hook(self._saw_a_step) for stepped in several(optimizer)]
+        self._counted = several(optimizer)[0]
         gone = several(replaced) if replaced is not None else []
         for old in (old for old in gone if all(old is not kept for kept in several(optimizer))):
             old.register_step_pre_hook(refuse_step)
 
     def _saw_a_step(self, optimizer: Optimizer, *arguments: object) -> None:
         self._begun = True  # what comes next is a boundary, also in a loop that never said begin() before
-        if optimizer is several(self._optimizer)[0]:  # those that look like one step together
+        if optimizer is self._counted:  # those that look like one step together
             self._silence.steps += 1
 
     def begin(self, task: Task | None = None) -> None:
@@ -162,8 +218,6 @@ class Learner:
         check_unchanged(self.model, self._structure, self._place)
         check_task(task, self.methods)
         self.notice_frozen()
-        if self.steps:  # also those of captured graphs, which call methods by themselves
-            self._silence.told.add("after_step")
         self._silence.check(self.acting)
         if self._begun and self.methods:
             check_unsharded(self.model)
@@ -187,19 +241,6 @@ class Learner:
         self._silence.told.add("penalty")
         return sum((method.penalty(self) for method in self.acting("penalty")), start=0.0)
 
-    def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
-        """Have the methods act after a step of the optimiser; `batch` is what the step learnt from."""
-        self._see(batch)
-        check_unchanged(self.model, self._structure, self._place)
-        self.notice_frozen(after_pass=True)
-        for method in self.acting("after_step"):
-            method.after_step(self)
-        self.steps += 1
-        if self.taps is not None:
-            self.taps.clear()
-            if len(self.taps.groups) < len(self.units.groups):  # some were unfrozen after the pass of this step
-                self.taps.show(self.model, self.units.groups)
-
     def notice_frozen(self, *, after_pass: bool = False) -> None:
         """Show the parameters and units that train now, if layers were frozen or unfrozen.
 
@@ -219,20 +260,15 @@ class Learner:
             self.trains = now
             warn_of_untrained(self.model, self.optimizer, thawed)
 
-    def trained_elsewhere(self, steps: int, batch: Batch) -> None:
-        """Note steps whose weights and methods' states others have written, and the last batch of them."""
-        self.steps += steps
-        self.batch, self._begun = batch, True
-
     def _see(self, batch: tuple[Any, Any] | None) -> None:
         if batch is not None:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise TypeError(f"batch is a {type(batch).__name__}, not a pair: write after_step((inputs, targets))")
             self.batch = Batch(*batch)
 
-    def acting(self, moment: Literal["at_boundary", "penalty", "after_step"]) -> list[Method]:
+    def acting(self, moment: Moment) -> Sequence[Method]:
         """The methods that do something at that moment of the present task, in their order."""
-        return [method for method in self._started if method.overrides(moment)]
+        return self._acting[moment]
 
     def evaluated(self) -> dict[str, nn.Module]:
         """The networks to be tested, by name; the first is the one that counts."""
@@ -429,4 +465,8 @@ class Learner:
         if method.from_task <= self.task_number and not any(started is method for started in self._started):
             method.start(self)
             self._silence.steps = 0  # of those before it has missed nothing
-            self._started = [m for m in self.methods if m is method or any(s is m for s in self._started)]  # in their order
+            self._have_started([m for m in self.methods if m is method or any(s is m for s in self._started)])  # in order
+
+    def _have_started(self, methods: list[Method]) -> None:
+        self._started = methods
+        self._acting = {moment: [m for m in methods if m.overrides(moment)] for moment in get_args(Moment)}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .learner import Learner
 
 _OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}  # left in optimisers' groups
-_RESTORED = ("task", "task_number", "_begun", "seed", "steps", "initial", "_started")  # if a state cannot be loaded
+# of a learner, if a state cannot be loaded
+_RESTORED = ("task", "task_number", "_begun", "seed", "steps", "initial", "_started", "_acting")
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def _first_weights(learner: Learner, saved: Mapping[str, Any]) -> Mapping[str, T
 
 def _resume_methods(learner: Learner, entries: Sequence[Mapping[str, Any]]) -> None:
     vars(learner).pop("template", None)  # it comes from the seed
-    learner._started = [method for method in learner._started if method.from_task <= learner.task_number]
+    learner._have_started([method for method in learner._started if method.from_task <= learner.task_number])
     for method, entry in zip(learner.methods, entries, strict=True):
         learner._start(method)  # one after the other: what one rebuilds the next must find
         method.state = moved(entry["state"], method.state, learner.device)

@@ -9,6 +9,7 @@ plasticity is shown most directly (Ash & Adams 2020; Dohare et al. 2024), and th
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..learner import Task
+from ..learner import Learner, Task
 from ..learner.fresh import built_like, memory, reinitialised, seeded
 from ..learner.task import outputs_of
 from ..units import original
@@ -105,13 +106,7 @@ def from_scratch_gap(
     for seed in seeds:
         for kind in ("continued", "fresh"):
             with seeded(seed, model):
-                trained = (
-                    copy.deepcopy(model)
-                    if kind == "continued"
-                    else reinitialised(model)
-                    if build is None
-                    else built_like(model, build)
-                )
+                trained = copy.deepcopy(model) if kind == "continued" else _drawn(model, build)
             with seeded(seed, model):
                 losses[kind].append(_train(trained, task, optimizer, steps, seed, clip))
                 figures[kind].append(_figures(trained, task, seed))
@@ -174,18 +169,9 @@ def _train(
             "write optimizer=lambda parameters: torch.optim.Adam(parameters)"
         )
     model.train()
-    losses: list[Tensor] = []
-    batches = _endless(task, torch.Generator().manual_seed(seed))
-    for _ in range(steps):
-        inputs, targets = next(batches)
-        made.zero_grad()
-        loss = _loss(model, task, inputs, targets)
-        loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(parameters, clip)
-        made.step()
-        losses.append(loss.detach())
-    return tuple(torch.stack(losses).tolist())
+    learner = Learner(model, made, loss=lambda outputs, targets: _loss(outputs, targets, task), initial=False)
+    batches = itertools.islice(_endless(task, torch.Generator().manual_seed(seed)), steps)
+    return tuple(torch.stack([learner.step(*batch, clip=clip) for batch in batches]).tolist())
 
 
 def _endless(task: Task, generator: torch.Generator) -> Iterator[tuple[Any, Any]]:
@@ -220,14 +206,14 @@ def _figures(model: nn.Module, task: Task, seed: int) -> dict[str, float]:
 def _mean_loss(model: nn.Module, task: Task, batches: Iterable[tuple[Any, Any]]) -> float:
     losses: list[float] = []
     for inputs, targets in batches:
-        losses.append(_loss(model, task, inputs, targets).item())
+        losses.append(_loss(outputs_of(model, inputs), targets, task).item())
         if len(losses) >= _ENDLESS:
             raise ValueError(f"task {task.name!r} has batches without end: give Task(evaluate=...), which says when to stop")
     return statistics.fmean(losses)
 
 
-def _loss(model: nn.Module, task: Task, inputs: Any, targets: Any) -> Tensor:
-    loss = task.loss(outputs_of(model, inputs), targets)
+def _loss(outputs: Any, targets: Any, task: Task) -> Tensor:
+    loss = task.loss(outputs, targets)
     if loss.numel() != 1:
         raise ValueError(f"the loss is of shape {tuple(loss.shape)}, and is to be one number: average it")
     return loss.squeeze()

@@ -144,15 +144,9 @@ class CapturedSteps(EagerSteps):
 
     def _between(self, recording: _Recording) -> None:
         """What the graph does not hold."""
-        learner = self.learner
-        if not recording.whole:
-            learner.optimizer.step()
-        learner.batch = recording.batch
-        for method in recording.eager:
-            method.after_step(learner)
-        learner.steps += 1
-        if learner.taps is not None:
-            learner.taps.clear()
+        self.learner.batch = recording.batch
+        self.learner.update(recording.eager)
+        self.learner.end_steps()
 
 
 class _Recording:
@@ -168,10 +162,9 @@ class _Recording:
         self.at = torch.zeros((), dtype=torch.int64, device=device)
         self.within = torch.arange(batch, device=device)
         self.tried = False  # libraries choose their kernels for batches of this size in a first step without a graph
-        self.whole = capturable(learner.optimizer)
-        acting = learner.acting("after_step") if self.whole else []
-        self.captured: list[Method] = list(itertools.takewhile(lambda method: method.capturable, acting))
-        self.eager: list[Method] = learner.acting("after_step")[len(self.captured) :]
+        updates = learner.updates()
+        self.captured = list(itertools.takewhile(_fits, updates))
+        self.eager = updates[len(self.captured) :]  # made between replays
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Batch | None = None
         self._seen: dict[str, Tensor] = {}
@@ -187,7 +180,7 @@ class _Recording:
     @property
     def holds(self) -> str:
         """What of a step is in the graph."""
-        if not self.whole:
+        if not self.captured:
             return "gradients"
         return "whole step" if not self.eager else "all but " + ", ".join(type(method).__name__ for method in self.eager)
 
@@ -203,10 +196,7 @@ class _Recording:
         chosen = self.order.index_select(0, self.within + self.at * size)
         self.batch = Batch(*self.task.batch(chosen))
         loss, right = steps.gradients(self.task, self.batch, self.forward())
-        if self.whole:
-            learner.optimizer.step()
-        for method in self.captured:
-            method.after_step(learner)
+        learner.update(self.captured)
         steps.totals.add(loss, right, size)
         self.at.add_(1)
 
@@ -224,7 +214,7 @@ class _Recording:
         assert self.graph is not None
         learner = self.steps.learner
         self.graph.replay()
-        if self.eager or not self.whole:  # a step of another size has put gradients of its own in their place
+        if self.eager:  # a step of another size has put gradients of its own in their place
             for parameter, gradient in zip(learner.trained(), self._gradients, strict=True):
                 parameter.grad = gradient
         if learner.taps is not None:
@@ -251,6 +241,10 @@ def capturable(optimizer: Optimizer) -> bool:
         for one in several(optimizer)
         for group in one.param_groups
     )
+
+
+def _fits(update: Optimizer | Method) -> bool:
+    return update.capturable if isinstance(update, Method) else capturable(update)
 
 
 def _penalties_fit(learner: Learner) -> bool:

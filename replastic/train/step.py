@@ -47,6 +47,7 @@ class EagerSteps:
             trained = [(parameter, None) for parameter in learner.trained()]
             check_will_clear(learner.optimizer, trained, "Training", ", or give renew_optimizer=False")
         self.learner, self.training = learner, training
+        self.autocast = training.autocast(learner.device)
         learner.precision = lambda: training.autocast(learner.device)
         self.totals = Totals(learner.device)
 
@@ -78,24 +79,18 @@ class EagerSteps:
 
     def step(self, task: Task, batch: Batch) -> None:
         loss, right = self.gradients(task, batch, self.learner.model)
-        self.learner.optimizer.step()
-        self.learner.after_step()
+        self.learner.apply()
         self.totals.add(loss, right, len(batch.targets))
 
     def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
         """Leave the gradient of loss and penalties with the parameters; returns the loss, and how many were right."""
-        learner, training = self.learner, self.training
-        learner.batch = batch
-        with training.autocast(learner.device):
+        with self.autocast:
             outputs = outputs_of(forward, batch.inputs)  # pyright: ignore[reportArgumentType]
             loss = task.loss(outputs, batch.targets)
-        learner.optimizer.zero_grad()
-        (loss + learner.penalty()).backward()
-        if training.clip is not None:
-            nn.utils.clip_grad_norm_(learner.trained(), training.clip)
+        loss = self.learner.backward(loss, batch, clip=self.training.clip)
         with torch.no_grad():
             right = task.correct(outputs, batch.targets).sum() if task.correct is not None else None
-        return loss.detach(), right
+        return loss, right
 
 
 def on(device: torch.device, given: Any) -> Any:

@@ -244,7 +244,7 @@ class _Epoch:
         if seen:
             last = self.orders[:, (seen - 1) // self.batch * self.batch : seen]
             for learner, task, chosen in zip(self.stack.learners, self.tasks, last, strict=True):
-                learner.trained_elsewhere(math.ceil(seen / self.batch), Batch(*task.batch(chosen)))
+                learner.end_steps(math.ceil(seen / self.batch), Batch(*task.batch(chosen)))
 
 
 def _owned(gradients: Sequence[Tensor]) -> list[Tensor]:
