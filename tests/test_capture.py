@@ -104,6 +104,13 @@ def test_a_captured_run_is_the_eager_run(name: str) -> None:
 
 
 @cuda
+@pytest.mark.parametrize("name", ["l2 from the second task", "plasticity injection"])
+def test_a_task_that_is_learnt_again_is_recorded_again(name: str) -> None:
+    (make, _), tasks = METHODS[name], stream()[:1] * 2
+    check_alike(*(trained(path, make(), tasks) for path in ("graph", "eager")))
+
+
+@cuda
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0), ("adamw", 0.0)])
 def test_every_optimiser_takes_part(optimizer: str, momentum: float) -> None:
     given = {"optimizer": optimizer, "momentum": momentum, "learning_rate": 1e-3}

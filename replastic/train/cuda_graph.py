@@ -157,7 +157,7 @@ class _Recording:
     ) -> None:
         learner, device = steps.learner, steps.learner.device
         self.steps, self.task, self.optimizer, self.forward = steps, task, learner.optimizer, forward
-        self.trains = learner.trains
+        self.trains, self.task_number = learner.trains, learner.task_number
         self.order = torch.empty(len(task), dtype=torch.int64, device=device)
         self.at = torch.zeros((), dtype=torch.int64, device=device)
         self.within = torch.arange(batch, device=device)
@@ -174,8 +174,12 @@ class _Recording:
         self._figures: dict[str, Tensor] = {}
 
     def is_of(self, task: Task, learner: Learner) -> bool:
-        """Whether a step is still what was recorded: of that task and optimiser, with the same layers frozen."""
-        return self.task is task and self.optimizer is learner.optimizer and self.trains == learner.trains
+        """Whether a step is still what was recorded: of that task and optimiser, with the same layers frozen.
+
+        A boundary also ends a recording where the same task is begun again: methods start and replace modules there.
+        """
+        begun = self.task is task and self.task_number == learner.task_number
+        return begun and self.optimizer is learner.optimizer and self.trains == learner.trains
 
     @property
     def holds(self) -> str:
