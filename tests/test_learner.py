@@ -250,6 +250,18 @@ def test_taps_are_on_only_where_a_method_asked_and_are_cleared_after_each_step()
         assert plain.taps is None
 
 
+def test_a_quiet_pass_moves_no_statistics_and_leaves_modes_as_they_were() -> None:
+    learner = learner_of(ZOO["cnn-bn"])
+    before, buffers = weights(learner.model), list(learner.model.buffers())
+    learner.model[1].eval()
+    with learner.quiet():
+        learner.model.train()
+        learner.loss(Batch(*ZOO["cnn-bn"].batch(0)))
+    assert equal(weights(learner.model), before)
+    assert all(one is other for one, other in zip(learner.model.buffers(), buffers, strict=True))
+    assert [module.training for module in learner.model][:3] == [True, False, True]
+
+
 def test_initial_is_the_runs_first_weights_whatever_happens_after() -> None:
     learner = learner_of(ZOO["cnn-bn"])
     first = weights(learner.model)

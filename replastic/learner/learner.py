@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..optim import as_one, check_clearable, check_will_clear, clear_state_
 from ..units import FROZEN, Example, Tap, UnitGroup, Units, find_units, original, reset_checked_, written
+from ..units.trace import untouched
 from ..weights.sharded import check_unsharded
 from .checks import (
     acts_in_steps,
@@ -346,12 +347,12 @@ class Learner:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Passes of the model that a method makes here leave no trace: not in `taps`, nor in torch's random state.
+        """Passes of the model that a method makes here leave no trace and are in the precision of training.
 
-        They are in the precision of training.
+        Buffers, modes, `taps` and torch's random state stay as they are.
         """
         unheard = self.taps.paused() if self.taps is not None else nullcontext()
-        with unheard, seeded(self._seed(), self.model), self.precision():
+        with unheard, untouched(self.model), seeded(self._seed(), self.model), self.precision():
             yield
 
     def fresh(self) -> nn.Module:
