@@ -148,7 +148,6 @@ class Learner:
 
     def apply(self, batch: tuple[Any, Any] | None = None) -> None:
         """Step the optimiser with the gradients that `backward` left, then let the methods act; ends the step."""
-        check_own_steps(self.optimizer)
         self._finish(batch, self.updates())
 
     def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
