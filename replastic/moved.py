@@ -32,7 +32,7 @@ MOVED = {
     "running": "runs.run",
     "running_stacked": "runs.run_stacked",
     "sharded": "weights.sharded",
-    "silence": "learner.forgotten",
+    "silence": "learner.missed_calls",
     "stacked": "train.stacked.network",
     "stacked_checks": "train.stacked.checks",
     "stacked_methods": "train.stacked.methods",

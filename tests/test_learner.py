@@ -164,16 +164,16 @@ def test_lists_of_methods_are_taken_apart() -> None:
 def test_mistakes_in_methods_are_named() -> None:
     with pytest.raises(TypeError, match=r"the class FIRE: write FIRE\(\)"):
         simple([[rp.FIRE]])
-    with pytest.raises(TypeError, match=r"rp\.FIRE\(\), or a list"):
+    with pytest.raises(TypeError, match=r"rp\.FIRE\(\)"):
         simple("fire")
     with pytest.raises(TypeError, match="or a list of them"):
         simple([nn.ReLU()])
     diary = Diary()
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="twice"):
         simple([diary, [diary]])
     fire = rp.FIRE(from_task=3)
     simple(fire)
-    with pytest.raises(ValueError, match="this FIRE has a learner already"):
+    with pytest.raises(ValueError, match="FIRE already belongs to a learner"):
         simple([fire])
     with pytest.raises(TypeError, match=r"needs a torch\.nn\.Module"):
         Learner([], torch.optim.Adam(mlp().parameters()))
@@ -220,7 +220,7 @@ def test_penalties_add_up_and_reach_the_gradient() -> None:
 def test_a_batch_is_a_pair() -> None:
     learner = simple()
     for wrong in (torch.ones(2, 6), (torch.ones(2, 6),), {"x": 1, "y": 2}):
-        with pytest.raises(TypeError, match=r"not a pair: write after_step\(\(inputs, targets\)\)"):
+        with pytest.raises(TypeError, match=r"pass \(inputs, targets\)"):
             learner.after_step(wrong)  # type: ignore[arg-type]
     assert learner.steps == 0
 
@@ -269,7 +269,7 @@ def test_initial_is_the_runs_first_weights_whatever_happens_after() -> None:
     assert equal(dict(learner.initial), first)
     assert not equal(weights(learner.model), first)
     assert torch.equal(learner.first("0.weight"), first["0.weight"])
-    with pytest.raises(KeyError, match="is not among the run's first weights"):
+    with pytest.raises(KeyError, match="initial weights"):
         learner.first("9.weight")
 
 
@@ -317,7 +317,7 @@ def test_copies_in_several_processes_are_kept_from_drifting_apart(tmp_path: Path
 def test_wrong_first_weights_are_refused() -> None:
     model = mlp()
     other = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 4))
-    with pytest.raises(ValueError, match=r"initial has no '0\.weight' of the model's shape"):
+    with pytest.raises(ValueError, match=r"initial has no '0\.weight'"):
         Learner(model, torch.optim.Adam(model.parameters()), initial=other.state_dict())
     with pytest.raises(ValueError, match=r"the model's own '0\.weight'.*copy\.deepcopy\(model\.state_dict\(\)\)"):
         Learner(model, torch.optim.Adam(model.parameters()), initial=model.state_dict())
@@ -396,9 +396,7 @@ def test_a_parameter_that_nothing_initialises_is_named() -> None:
     with pytest.raises(ValueError, match=r"nothing re-initialises cls_token, positions.*build="):
         learner.fresh()
     wrong = Learner(model, torch.optim.Adam(model.parameters()), build=mlp)
-    with pytest.raises(
-        ValueError, match=r"build\(\) makes another model: 'cls_token' is missing there and \(1, 1, 16\) here"
-    ):
+    with pytest.raises(ValueError, match=r"build\(\) .*'cls_token' is missing there and \(1, 1, 16\) here"):
         wrong.fresh()
 
 
@@ -536,7 +534,7 @@ def test_an_optimiser_that_stays_when_another_is_replaced_can_be_stepped() -> No
     model(torch.randn(4, 3)).sum().backward()
     stays.step()
     comes.step()
-    with pytest.raises(RuntimeError, match="put another optimiser in the place"):
+    with pytest.raises(RuntimeError, match=r"learner\.optimizer\.step\(\)"):
         goes.step()
 
 
@@ -544,7 +542,7 @@ def test_first_weights_that_were_not_kept_are_said_to_be_missing() -> None:
     model = nn.Linear(3, 2)
     learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.L2(), initial=False)
     assert not learner.initial
-    with pytest.raises(KeyError, match="or False"):
+    with pytest.raises(KeyError, match=r"Learner\(initial=\.\.\.\) is False"):
         learner.first("weight")
 
 
@@ -582,7 +580,7 @@ def test_a_complex_parameter_is_no_matter_for_those_who_leave_it_alone() -> None
 
 def test_a_build_of_what_is_inside_a_wrapper_is_told_apart_from_another_model() -> None:
     model = nn.DataParallel(mlp())
-    with pytest.raises(ValueError, match=r"this is a wrapper of it: give model\.module instead"):
+    with pytest.raises(ValueError, match=r"pass model\.module"):
         Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=rp.CBP(), build=mlp)
 
 

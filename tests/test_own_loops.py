@@ -27,8 +27,8 @@ def train_silently(learner: Learner, steps: int) -> None:
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (rp.ReDo, r"made 20 steps, and learner\.after_step\(\) was never called, so that ReDo did nothing: call it after"),
-        (rp.L2, r"made 20 steps, and learner\.penalty\(\) was never called, so that L2 did nothing: add it to the loss"),
+        (rp.ReDo, r"made 20 steps, and learner\.after_step\(\) was never called, so ReDo did nothing"),
+        (rp.L2, r"made 20 steps, and learner\.penalty\(\) was never called, so L2 did nothing"),
     ],
 )
 def test_a_loop_that_forgets_a_method_is_told_once(method: type[rp.Method], says: str) -> None:
@@ -92,8 +92,8 @@ def test_an_optimiser_that_wants_a_closure_is_refused_by_name(beside: bool) -> N
     optimizer = [lbfgs, torch.optim.Adam(others)] if beside else lbfgs
     learner = Learner(model, optimizer, loss=F.cross_entropy)
     batch = torch.randn(5, 6), torch.randint(4, (5,))
-    with pytest.raises(TypeError, match="LBFGS wants a closure"):
+    with pytest.raises(TypeError, match="LBFGS needs a closure"):
         learner.step(*batch)
     task = Task("one", lambda generator: [batch], F.cross_entropy, epochs=1)
-    with pytest.raises(TypeError, match="LBFGS wants a closure"):
+    with pytest.raises(TypeError, match="LBFGS needs a closure"):
         list(train(learner, [task], Training(renew_optimizer=False)))

@@ -99,25 +99,25 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_half_done() ->
         (
             learner_of(MLP, [rp.FIRE(), Drift()]),
             saved,
-            r"methods \['Drift', 'FIRE'\], and this learner has \['FIRE', 'Drift'\]",
+            r"\['Drift', 'FIRE'\].*\['FIRE', 'Drift'\]",
         ),
-        (learner_of(MLP), saved, r"this learner has \[\]"),
-        (learner_of(MLP, [Drift(), rp.FIRE()]), learner.model.state_dict(), "no Learner's state_dict"),
-        (Learner(two, several, methods=[Drift(), rp.FIRE()]), saved, r"1 optimiser\(s\), and this learner has 2"),
+        (learner_of(MLP), saved, r"\['Drift', 'FIRE'\].* \[\]"),
+        (learner_of(MLP, [Drift(), rp.FIRE()]), learner.model.state_dict(), r"Learner\'s state_dict\(\)"),
+        (Learner(two, several, methods=[Drift(), rp.FIRE()]), saved, r"1 optimiser\(s\).* 2$"),
         (
             Learner(two, torch.optim.ASGD(two.parameters()), methods=[Drift(), rp.FIRE(clear_state=False)]),
             saved,
-            "another kind of optimiser, with .*, where this learner's has alpha, .*lambd",
+            "amsgrad.*alpha, .*lambd",
         ),
         (
             Learner(wider, torch.optim.Adam(wider.parameters()), methods=[Drift(), rp.FIRE()]),
             saved,
-            r"another model: 1\.weight is \(\d+, 6\) there and \(13, 6\) here",
+            r"1\.weight is \(\d+, 6\) there and \(13, 6\) here",
         ),
         (
             learner_of(MLP, [Drift(), rp.FIRE()]),
             {**saved, "generator": torch.zeros(16, dtype=torch.uint8)},
-            "another kind of device",
+            "random state",
         ),
     ]
     for other, given, message in cases:
@@ -210,7 +210,7 @@ def test_the_generator_and_first_weights_are_on_the_models_device(device: torch.
 
 def test_books_that_were_kept_by_other_settings_are_refused() -> None:
     for saved, loaded, said in (
-        (rp.SNR(longest=8), rp.SNR(longest=80), r"SNR\(longest=8\).*longest=80: make it with the same"),
+        (rp.SNR(longest=8), rp.SNR(longest=80), r"SNR\(longest=8\).*longest=80"),
         (rp.CBP(maturity=2), rp.CBP(maturity=1000), r"CBP\(maturity=2\).*maturity=1000"),
     ):
         state = saved_and_loaded(learner_of(MLP, saved))

@@ -1,7 +1,8 @@
-"""Methods in a training loop that is somebody else's: what all integrations share.
+"""Methods in another library's training loop: what all integrations share.
 
-A loop of another library owns the model, the optimiser and the loss. `Attached` makes a `Learner` of them when training
-starts, and offers the three moments of a method as calls that fit into callbacks: `boundary`, `add_penalty_`, `after_step`.
+The loop owns the model, the optimiser and the loss, and calls backward() and step() itself. `Attached` makes a `Learner`
+when training starts, and offers the three moments of a method as calls that fit into callbacks: `boundary`, `add_penalty_`
+and `after_step`. With them the loop makes the same steps as `Learner.step`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..learner import Learner, Method, Task
-from ..learner.checks import acts_in_steps, check_acts, check_processes, flat_list, several
+from ..learner.checks import acts_in_steps, check_acts, check_processes, flat_list, optimizers_of
 from ..optim import as_list, as_one
 from ..units import Example
 from .moments import Moments
@@ -26,16 +27,16 @@ _ELSEWHERE = ("model", "optimizer")  # what the loop's own checkpoint has
 
 
 class Boundary(NamedTuple):
-    """One that has happened."""
+    """A boundary that has happened."""
 
     step: int
     why: str
 
 
 class Attached:
-    """Methods that wait for a loop to start, then act in it; `boundaries` says when they did.
+    """Methods that act in a loop once it has started; `boundaries` lists the boundaries so far.
 
-    build, example, seed: as of `Learner`.
+    build, example, seed: see `Learner`.
     """
 
     def __init__(
@@ -48,19 +49,19 @@ class Attached:
     ) -> None:
         self.methods = flat_list(methods)
         if not self.methods:
-            raise ValueError("methods is empty, so nothing would be done: give at least one, as in methods=rp.FIRE()")
+            raise ValueError("methods is empty, so nothing would be done: pass at least one, as in methods=rp.FIRE()")
         for method in self.methods:
             check_acts(method)
         self.build, self.example, self.seed = build, example, seed
         self.boundaries: list[Boundary] = []
         self._learner: Learner | None = None
-        self._waiting: Mapping[str, Any] | None = None  # a state to go on from, once there is a learner
+        self._waiting: Mapping[str, Any] | None = None  # a state to resume from, once there is a learner
 
     @property
     def learner(self) -> Learner:
-        """There once training has started."""
+        """The learner, which exists once training has started."""
         if self._learner is None:
-            raise RuntimeError("training has not started yet, so there is no learner: ask after it has")
+            raise RuntimeError("training has not started yet, so there is no learner: use it after training has started")
         return self._learner
 
     @property
@@ -68,57 +69,55 @@ class Attached:
         return self._learner is not None
 
     def attach(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
-        """The loop starts, or starts again: the same model, and optimisers that may be new."""
-        # Accelerate's and Lightning's hold another; rp.muon's holds several.
-        given = [single for one in as_list(optimizer) for single in several(getattr(one, "optimizer", one))]
+        """The loop starts, or starts again with the same model and possibly new optimisers."""
+        # Accelerate and Lightning wrap optimisers; rp.muon combines several.
+        optimizers = [single for one in as_list(optimizer) for single in optimizers_of(getattr(one, "optimizer", one))]
         if self._learner is None:
             keep = None if any(method.needs_first for method in self.methods) else False
             learner = Learner(
                 model,
-                given,
+                optimizers,
                 methods=self.methods,
                 build=self.build,
                 initial=keep,
                 example=self.example,
                 seed=self.seed,
             )
-            self._check_optimizer(learner, given)
+            self._check_optimizer(learner, optimizers)
             self._learner = learner
         elif self._learner.model is not model:
-            raise ValueError("this callback is of another model: make a new one for each model")
-        elif several(self._learner.optimizer) != given:
-            self._learner.optimizer = as_one(given)
+            raise ValueError("this callback belongs to another model: make a new one for each model")
+        elif optimizers_of(self._learner.optimizer) != optimizers:
+            self._learner.optimizer = as_one(optimizers)
         if self._waiting is not None:
-            # The loop has loaded weights and momenta itself: those are put where they are already.
+            # The loop has loaded weights and momenta itself: they are loaded again with the same values.
             self._learner.load_state_dict({**self._learner.state_dict(), **self._waiting})
             self._waiting = None
 
     def check_moments(self, comes: bool, how: str) -> None:
-        """Raise if there is no boundary to come and no method does anything else.
+        """Raise if no boundary will come and no method acts at other moments.
 
-        comes: whether there may be one. how: what to type to have one.
+        comes: whether a boundary may come. how: the option to write for one.
         """
         idle = [m for m in self.methods if m.overrides("at_boundary") and not acts_in_steps(m) and not m.needs_task]
         if len(idle) == len(self.methods) and not comes:
             names = ", ".join(type(method).__name__ for method in idle)
-            raise ValueError(
-                f"{names} would never act: {how}; to call callback.boundary() alone, leave it as it is by default"
-            )
+            raise ValueError(f"{names} would never act: {how}; to call callback.boundary() yourself, keep the default")
 
     def warn_if_idle(self, moments: Moments) -> None:
-        """Training has ended: say so if moments were chosen and none of them came."""
+        """Warn, at the end of training, if moments were chosen and none of them came."""
         if moments.any and not self.boundaries and self.attached:
-            warnings.warn(f"training has ended, and none of {moments} has come: no method acted at a boundary", stacklevel=3)
+            warnings.warn(f"training has ended, and none of {moments} came: no method acted at a boundary", stacklevel=3)
 
     def check_processes(self, count: int) -> None:
-        """Raise if processes that train copies of one model would each do something else to theirs."""
+        """Raise if several processes train copies of one model and a method would change each copy differently."""
         check_processes(self.methods, count)
 
     def boundary(self, step: int, why: str, task: Task | None = None) -> None:
-        """The data changes now. As everywhere this is a boundary only if something was learnt before."""
-        before, given = self.learner.task_number, several(self.learner.optimizer)
+        """The data changes now. This is a boundary only if the model was trained before, as in `Learner.begin`."""
+        before, optimizers = self.learner.task_number, optimizers_of(self.learner.optimizer)
         self.learner.begin(task)
-        self._check_optimizer(self.learner, given)
+        self._check_optimizer(self.learner, optimizers)
         if self.learner.task_number > before:
             self.boundaries.append(Boundary(step, why))
             acted = ", ".join(type(method).__name__ for method in self.learner.acting("at_boundary"))
@@ -127,8 +126,7 @@ class Attached:
     def add_penalty_(self, scale: float | Tensor = 1.0) -> None:
         """Add the gradients of the methods' penalties to those that a backward pass has left.
 
-        Once for each step of the optimiser. Penalties are functions of the weights alone, so the gradient of the sum is the
-        sum of the gradients. scale: by which the loop has scaled its loss, as for float16.
+        Call it once for each step of the optimiser. scale: the factor by which the loop has scaled its loss, for float16.
         """
         if not self.learner.acting("penalty"):
             return
@@ -137,27 +135,27 @@ class Attached:
         if not isinstance(penalty, Tensor) or not penalty.requires_grad:
             return
         held = [parameter for parameter in self.learner.trained() if parameter.requires_grad]
-        # Not backward(): its hooks are the loop's, and a wrapper for several processes counts them.
+        # Not backward(), which would run the loop's hooks; a wrapper for several processes counts these.
         gradients = torch.autograd.grad(penalty * scale, held, allow_unused=True) if held else ()
         for parameter, gradient in zip(held, gradients, strict=True):
             if gradient is not None:
-                # A copy, because what autograd returns may be expanded, or be another parameter's gradient as well.
+                # A copy, because autograd may return an expanded tensor, or one tensor for two parameters.
                 parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
 
     def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
         """The loop's optimiser has made a step."""
         self.learner.after_step(batch)
 
-    def _check_optimizer(self, learner: Learner, given: list[Optimizer]) -> None:
-        if several(learner.optimizer) != given:
+    def _check_optimizer(self, learner: Learner, optimizers: list[Optimizer]) -> None:
+        if optimizers_of(learner.optimizer) != optimizers:
             names = ", ".join(type(method).__name__ for method in self.methods)
             raise ValueError(
-                f"{names}: one of these replaces the optimiser, which here belongs to the loop: give the loop the "
-                "optimiser itself, as in rp.muon(model)"
+                f"{names}: one of these replaces the optimiser, which here belongs to the loop: pass the new optimiser to "
+                "the loop, as in rp.muon(model)"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of the loop must carry beside its model and optimiser; safe to load with weights_only=True."""
+        """What the loop's checkpoint must store besides model and optimiser; loads with weights_only=True."""
         learner = {} if self._learner is None else self._learner.state_dict()
         return {
             "learner": {key: value for key, value in learner.items() if key not in _ELSEWHERE},
@@ -165,7 +163,7 @@ class Attached:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from there, now or when the loop starts."""
+        """Resume from a state, now or when the loop starts."""
         self.boundaries = [Boundary(*entry) for entry in saved["boundaries"]]
         self._waiting = saved["learner"] or None
         if self._learner is not None and self._waiting is not None:

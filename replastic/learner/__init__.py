@@ -1,4 +1,4 @@
-"""What every training loop shares: the `Learner` that methods act on, the `Method` itself, and the `Task` to learn."""
+"""What every training loop shares: `Learner`, `Method` and `Task`."""
 
 from .learner import Learner as Learner
 from .method import Method as Method

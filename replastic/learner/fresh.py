@@ -1,4 +1,4 @@
-"""A model's tensors by name: its own, its first ones, and those of a model drawn anew."""
+"""A model's tensors by name, copies of its initial weights, and newly initialised models of the same build."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..units import original
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer that a checkpoint holds, itself and not a copy, under the uncompiled model's names."""
+    """Every parameter and buffer of a checkpoint, not copied, under the uncompiled model's names."""
     state = original(model).state_dict(keep_vars=True)
     return {plain(name): value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def reinitialised(model: nn.Module) -> nn.Module:
-    """A copy of `model` with every parameter drawn anew by the layer that holds it; raises if one is not."""
+    """A copy of `model` in which each layer has re-initialised its parameters; raises if a parameter was left out."""
     fresh = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in (one for one in fresh.parameters() if one.is_floating_point() or one.is_complex()):
-            parameter.fill_(torch.nan)  # what is still NaN in the end was not initialised by anything
-        fresh.apply(_reset_parameters)  # children first, as when it was built: attention sets biases of layers inside it
-        _apply_own_laws(fresh, None)
+            parameter.fill_(torch.nan)  # a parameter that is NaN afterwards was not initialised
+        fresh.apply(_reset_parameters)  # children first, as in the constructor: attention sets biases of its inner layers
+        _apply_init_weights(fresh, None)
         left = [name for name, parameter in fresh.named_parameters() if parameter.isnan().any()]
     if left:
         raise ValueError(
@@ -39,13 +39,15 @@ def reinitialised(model: nn.Module) -> nn.Module:
     return fresh
 
 
-def _apply_own_laws(module: nn.Module, law: Callable[[nn.Module], object] | None) -> None:
-    """Hugging Face's models know their own law, `_init_weights` of a module; of models within models the inner one holds."""
+def _apply_init_weights(module: nn.Module, law: Callable[[nn.Module], object] | None) -> None:
+    """Hugging Face's models initialise a module by `_init_weights`; in nested models that of the inner model applies."""
     own = getattr(module, "_init_weights", None)
-    if hasattr(module, "config") and hasattr(module, "base_model_prefix") and callable(own):  # others call other things so
+    if (
+        hasattr(module, "config") and hasattr(module, "base_model_prefix") and callable(own)
+    ):  # other libraries use it differently
         law = own
     for child in module.children():
-        _apply_own_laws(child, law)
+        _apply_init_weights(child, law)
     if law is not None:
         law(module)
 
@@ -58,12 +60,12 @@ def _reset_parameters(module: nn.Module) -> None:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that train, by name, each tensor once, however many names it has."""
+    """Parameters that train, by name; a tensor with several names appears once."""
     found: dict[tuple[object, ...], tuple[str, nn.Parameter]] = {}
     for name, parameter in original(model).named_parameters():
         if parameter.requires_grad and parameter.is_complex():
             raise ValueError(
-                f"{name} is complex, and what is done to parameters here is meant for real ones: keep it as two of them "
+                f"{name} is complex, and methods and measures expect real parameters: store it as real numbers "
                 "(torch.view_as_real), or freeze it"
             )
         if parameter.requires_grad and parameter.is_floating_point():
@@ -75,21 +77,21 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @contextmanager
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """Random numbers drawn here, on the CPU and on the model's devices, come from `seed`; afterwards all is as it was.
+    """Seed torch on the CPU and on the model's devices, NumPy and Python; restore their random states afterwards.
 
-    Those of NumPy and of Python, too: a function that makes a model may draw from them, and the user's data as well. They
-    are the whole process's: another thread should draw from a generator of its own.
+    A function that makes a model, or the user's data, may draw from any of them. NumPy's and Python's states belong to the
+    whole process, so another thread should draw from a generator of its own.
     """
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
-    of_numpy, of_python = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002 the global stream is kept
+    of_numpy, of_python = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002 to restore the global state
     with torch.random.fork_rng(devices):
-        # torch.manual_seed would seed every GPU, and only these ones' states come back.
+        # torch.manual_seed would seed every GPU, but fork_rng restores only these.
         torch.default_generator.manual_seed(seed)
         for device in devices:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         np.random.seed([seed % 2**32, (seed >> 32) % 2**32])  # noqa: NPY002 takes 32 bits at a time
-        random.seed(str(seed))  # of a number it would take the absolute value
+        random.seed(str(seed))  # of an integer it would take the absolute value
         try:
             yield
         finally:
@@ -98,90 +100,88 @@ def seeded(seed: int, model: nn.Module) -> Iterator[None]:
 
 
 def first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """A copy of `initial`'s weights, on the devices and in the dtypes of the model's; None: of those that it has now."""
+    """A copy of `initial`, with the model's devices and dtypes. None: a copy of the model's present weights."""
     mine = named_tensors(model)
     if initial is None:
         return {name: tensor.detach().clone() for name, tensor in mine.items()}
-    given = {plain(name): tensor for name, tensor in initial.items()}
-    missing = [name for name, tensor in mine.items() if name not in given or given[name].shape != tensor.shape]
+    saved = {plain(name): tensor for name, tensor in initial.items()}
+    missing = [name for name, tensor in mine.items() if name not in saved or saved[name].shape != tensor.shape]
     if missing:
         raise ValueError(
-            f"initial has no {missing[0]!r} of the model's shape: pass the state_dict() of this model as it was at first"
+            f"initial has no {missing[0]!r} of the model's shape: pass a state_dict() of this model from before training"
         )
-    check_not_shared(mine, given, "initial")
-    return {name: given[name].detach().to(tensor, copy=True) for name, tensor in mine.items()}
+    check_not_shared(mine, saved, "initial")
+    return {name: saved[name].detach().to(tensor, copy=True) for name, tensor in mine.items()}
 
 
-def check_not_shared(mine: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
-    """Raise if weights that are to be gone back to are the model's own, which have changed with it."""
-    shared = [name for name, tensor in mine.items() if tensor.numel() and tensor.data_ptr() == given[name].data_ptr()]
+def check_not_shared(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+    """Raise if saved weights share memory with the model, and so change with it."""
+    shared = [name for name, tensor in mine.items() if tensor.numel() and tensor.data_ptr() == saved[name].data_ptr()]
     if shared:
         raise ValueError(
             f"{what} holds the model's own {shared[0]!r}, which changes as the model trains: "
-            "keep a copy from before, as in first = copy.deepcopy(model.state_dict())"
+            "copy it before training, as in first = copy.deepcopy(model.state_dict())"
         )
 
 
 def check_same_build(model: nn.Module, drawn: nn.Module) -> None:
-    """Raise unless the two have tensors of the same names and shapes, and none in common."""
+    """Raise unless the two models have tensors of the same names and shapes, and share none."""
     ours = {memory(parameter) for parameter in model.parameters()}
     if any(memory(parameter) in ours for parameter in drawn.parameters()):
-        raise ValueError(
-            "build() returned the model that is being trained: it is to make a new one, as in lambda: MyModel()"
-        )
+        raise ValueError("build() returned the model that is being trained: it must make a new one, as in lambda: MyModel()")
     mine = {name: tensor.shape for name, tensor in named_tensors(model).items()}
     theirs = {name: tensor.shape for name, tensor in named_tensors(drawn).items()}
     if mine != theirs:
         name = next(name for name in [*mine, *theirs] if mine.get(name) != theirs.get(name))
         if {name.removeprefix("module."): shape for name, shape in mine.items()} == theirs:
-            raise ValueError("build() makes the model itself, and this is a wrapper of it: give model.module instead")
+            raise ValueError("build() makes the inner model, but the learner has its wrapper: pass model.module to Learner")
         raise ValueError(
-            f"build() makes another model: {name!r} is {tuple(theirs[name]) if name in theirs else 'missing'} there and "
+            f"build() makes a different model: {name!r} is {tuple(theirs[name]) if name in theirs else 'missing'} there and "
             f"{tuple(mine[name]) if name in mine else 'missing'} here. Pass the function that made this model"
         )
 
 
 def built_like(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` makes, checked to be of this model's build, and on its device, in its dtypes, frozen where it is."""
+    """A model from `build`, on the device, in the dtypes and with the frozen parameters of `model`; raises if it differs."""
     drawn = original(build())
     check_same_build(model, drawn)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     drawn, mine = drawn.to(device), named_tensors(model)
     for name, tensor in named_tensors(drawn).items():
-        tensor.data = tensor.data.to(mine[name])  # dtypes may be mixed; nobody holds this model's tensors yet
+        tensor.data = tensor.data.to(mine[name])  # dtypes may be mixed; no other code holds this model's tensors yet
         if isinstance(tensor, nn.Parameter):
             tensor.requires_grad_(mine[name].requires_grad)
     return drawn
 
 
 def load_(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Load tensors by the names that they have in the uncompiled model."""
+    """Load tensors that are named as in the uncompiled model."""
     names = {plain(name): name for name in model.state_dict()}
     model.load_state_dict({names.get(name, name): value for name, value in saved.items()})
 
 
 def as_loaded(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What a model with loading code of its own makes of a checkpoint, by its present names; it stays as it is itself."""
+    """The tensors that a model with loading code of its own loads from a checkpoint; the model is unchanged."""
     trial = copy.deepcopy(model)
     try:
         load_(trial, saved)
     except RuntimeError as problem:
-        raise ValueError(f"the checkpoint is of another model: {problem}") from problem
+        raise ValueError(f"the checkpoint is from a different model: {problem}") from problem
     return {name: tensor.detach() for name, tensor in named_tensors(trial).items()}
 
 
 def plain(name: str) -> str:
-    """A tensor's name in the model that torch.compile was given, whole or in parts."""
+    """A tensor's name in the uncompiled model, where torch.compile has wrapped the model or parts of it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod") or name
 
 
 def memory(parameter: Tensor) -> tuple[object, ...]:
-    """Equal for parameters that are the same memory, be they one object or two."""
+    """A key that is equal for parameters that share their memory, whether or not they are one object."""
     return parameter.data_ptr(), parameter.shape, parameter.device
 
 
 def moved(saved: Any, like: Any, device: torch.device) -> Any:
-    """A copy of a method's state or of weights, each tensor on the device of its counterpart in `like`, else on `device`."""
+    """A copy of a method's state or of weights. Each tensor goes to the device of its counterpart in `like`, or `device`."""
     if isinstance(saved, Tensor):
         return saved.detach().to(like.device if isinstance(like, Tensor) else device, copy=True)
     if isinstance(saved, Mapping):

@@ -1,4 +1,4 @@
-"""Everything a method may touch: `Learner`."""
+"""`Learner`: everything that a method may read or change, and the training step."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from .checks import (
     check_task,
     check_unchanged,
     flat_list,
+    optimizers_of,
     place_of,
     processes_of,
     refuse_step,
-    several,
     structure_of,
     trains_of,
     warn_of_untrained,
 )
-from .forgotten import Silence
 from .fresh import built_like, first_weights, memory, reinitialised, seeded, trainable
 from .method import Method
-from .resume import go_on_from, state_of
+from .missed_calls import MissedCalls
+from .resume import resume_from, state_of
 from .task import Batch, Task, outputs_of
 
 Moment = Literal["at_boundary", "penalty", "after_step"]
-_TEMPLATE_SEED = 0x7E3A  # apart from the seeds that people choose, so that a template is never the run's own first weights
+_TEMPLATE_SEED = 0x7E3A  # unlikely as a user's seed, so that a template does not equal the run's own initial weights
 
 
 class Learner:
-    """A model, its optimiser, randomness of its own, and the methods that act on them.
+    """A model, its optimiser, a random generator, and the methods that act on them.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> learner = Learner(model, torch.optim.Adam(model.parameters()), loss=nn.functional.cross_entropy)
@@ -55,15 +55,15 @@ class Learner:
     loss.backward() and optimizer.step() itself, it adds `learner.penalty(batch)` to the loss and calls
     `learner.after_step(batch)` after the optimiser's step. `learner.begin(task)` says when the data changes.
 
-    optimizer: one, or a list of them, which then look like one.
-    methods: in the order in which they act; lists among them are taken apart.
-    loss: of the model's outputs and the targets, until a task brings its own.
-    build: makes a newly initialised model. Without it `fresh()` calls every layer's reset_parameters, which knows nothing of
-        what the model's constructor did after: another initialisation, tied weights.
-    initial: the run's first weights, as a copied state dict, if the model has been trained since. None: the weights it has
-        now. False: they are not kept, for large models whose methods do not ask for them.
+    optimizer: an optimiser, or a list of them, which is then used like one.
+    methods: they act in this order; nested lists are flattened.
+    loss: a function of the model's outputs and the targets, used until a task brings its own.
+    build: a function that makes a newly initialised model. Without it `fresh()` calls every layer's reset_parameters, which
+        does not repeat what the model's constructor did afterwards, such as another initialisation or tied weights.
+    initial: the run's initial weights, as a copied state dict, if the model has been trained since. None: its present
+        weights. False: no copy is kept, for large models whose methods do not need one.
     example: an input for `find_units`, for models whose code cannot be traced.
-    seed: of all randomness of the methods. The order of the data does not depend on it.
+    seed: seeds all randomness of the methods. The order of the data does not depend on it.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Learner:
             raise TypeError(f"Learner needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
         check_functions(loss, build)
         self.model, self.build, self.example, self.seed = model, build, example, seed
-        self._begun, self._silence = False, Silence()
+        self._begun, self._missed = False, MissedCalls()
         self.methods = flat_list(methods)
-        if self.methods:  # whole weights at boundaries suffice for methods that look at nothing else, as FIRE
+        if self.methods:  # FIRE, for example, needs whole weights only at boundaries
             more = any(acts_in_steps(method) or method.one_process or method.needs_first for method in self.methods)
             check_unsharded(model, for_good=more)
         self.optimizer = as_one(optimizer)
@@ -98,14 +98,14 @@ class Learner:
         self.task: Task | None = None
         self.task_number = 0
         self.steps = 0
-        self._can_draw = False  # a new model, as far as it was tried
+        self._can_draw = False  # whether a new model was made successfully
         self.taps: Tap | None = None
-        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which the model is called
+        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward passes
         self._loss = loss
         self._have_started([])
         self._structure, self._place = structure_of(original(model)), place_of(model)
         self._known = list(model.parameters())
-        self.trains = trains_of(self._known)  # which of the model's parameters, when they were last looked at
+        self.trains = trains_of(self._known)  # whether each parameter trained when this was last checked
         self._claim_methods()
         try:
             self._start_methods()
@@ -119,7 +119,7 @@ class Learner:
         """Train on one batch: forward pass, `backward` and `apply`. Returns the task's loss, without penalties."""
         check_own_steps(self.optimizer)
         batch = Batch(inputs, targets)
-        if self.taps is not None:  # the forward pass is to show units that were unfrozen
+        if self.taps is not None:  # the forward pass must show units that were unfrozen
             self.notice_frozen()
         loss = self.backward(self.loss(batch), batch, clip=clip)
         self.apply()
@@ -171,7 +171,7 @@ class Learner:
         self.batch = self.batch if batch is None else batch
         self.steps += count
         self._begun = True
-        self._silence.told.add("after_step")
+        self._missed.called.add("after_step")
         if self.taps is not None:
             self.taps.clear()
             if len(self.taps.groups) < len(self.units.groups):  # some were unfrozen after the pass of this step
@@ -185,12 +185,12 @@ class Learner:
         self.end_steps()
 
     def trained(self) -> list[Tensor]:
-        """The parameters that the optimiser holds: those whose gradients it clears, and which are clipped together."""
+        """The parameters that the optimiser holds: it clears their gradients, and they are clipped together."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
     def optimizer(self) -> Optimizer:
-        """What trains the model. A loop of one's own calls this one's `step` and `zero_grad`: a method may replace it."""
+        """What trains the model. Your own loop calls `step` and `zero_grad` of this one, because a method may replace it."""
         return self._optimizer
 
     @optimizer.setter
@@ -201,24 +201,23 @@ class Learner:
         self._optimizer = optimizer
         for hook in getattr(self, "_hooks", ()):
             hook.remove()
-        self._hooks = [stepped.register_step_post_hook(self._saw_a_step) for stepped in several(optimizer)]
-        self._counted = several(optimizer)[0]
-        gone = several(replaced) if replaced is not None else []
-        for old in (old for old in gone if all(old is not kept for kept in several(optimizer))):
+        self._hooks = [stepped.register_step_post_hook(self._saw_a_step) for stepped in optimizers_of(optimizer)]
+        self._counted = optimizers_of(optimizer)[0]
+        gone = optimizers_of(replaced) if replaced is not None else []
+        for old in (old for old in gone if all(old is not kept for kept in optimizers_of(optimizer))):
             old.register_step_pre_hook(refuse_step)
 
     def _saw_a_step(self, optimizer: Optimizer, *arguments: object) -> None:
-        self._begun = True  # what comes next is a boundary, also in a loop that never said begin() before
-        if optimizer is self._counted:  # those that look like one step together
-            self._silence.steps += 1
+        self._begun = True  # the next begin() is a boundary, even if it is the first
+        if optimizer is self._counted:  # several optimisers that are used like one make one step together
+            self._missed.steps += 1
 
     def begin(self, task: Task | None = None) -> None:
-        """Say that the next steps are of `task`. This is a boundary, at which methods act, unless nothing came before it:
-        no other call, and no step of the optimiser."""
+        """Start a task. This is a boundary, at which methods act, unless it is the first call and no step came before it."""
         check_unchanged(self.model, self._structure, self._place)
         check_task(task, self.methods)
         self.notice_frozen()
-        self._silence.check(self.acting)
+        self._missed.warn(self.acting)
         if self._begun and self.methods:
             check_unsharded(self.model)
         before = self.task, self.task_number
@@ -230,23 +229,26 @@ class Learner:
                 for method in self._started:
                     method.at_boundary(self, task)
             except Exception:
-                self.task, self.task_number = before  # so that it can be begun again, with what was missing
+                self.task, self.task_number = before  # so that the caller can mend the cause and begin it again
                 raise
         self._begun = True
 
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
-        """What the methods add to the loss; `batch` is what the step is to learn from, for methods that look at it."""
+        """The sum of the methods' penalties, to be added to the loss.
+
+        batch: what the step learns from, for methods that use it.
+        """
         self._see(batch)
         self.notice_frozen(after_pass=True)
-        self._silence.told.add("penalty")
+        self._missed.called.add("penalty")
         return sum((method.penalty(self) for method in self.acting("penalty")), start=0.0)
 
     def notice_frozen(self, *, after_pass: bool = False) -> None:
-        """Show the parameters and units that train now, if layers were frozen or unfrozen.
+        """Update `parameters`, `units` and `taps` if layers were frozen or unfrozen.
 
         This runs at every step, so it must be cheap.
 
-        after_pass: Keep the activations of the current forward pass; units it did not cover are added after the step.
+        after_pass: keep the activations of the current forward pass; units that it did not cover are added after the step.
         """
         now = trains_of(self._known)
         if now != self.trains:
@@ -263,15 +265,15 @@ class Learner:
     def _see(self, batch: tuple[Any, Any] | None) -> None:
         if batch is not None:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise TypeError(f"batch is a {type(batch).__name__}, not a pair: write after_step((inputs, targets))")
+                raise TypeError(f"batch is a {type(batch).__name__}, not a pair: pass (inputs, targets)")
             self.batch = Batch(*batch)
 
     def acting(self, moment: Moment) -> Sequence[Method]:
-        """The methods that do something at that moment of the present task, in their order."""
+        """The methods that act at this moment of the current task, in order."""
         return self._acting[moment]
 
     def evaluated(self) -> dict[str, nn.Module]:
-        """The networks to be tested, by name; the first is the one that counts."""
+        """The networks to be evaluated, by name. The first is the one whose results count."""
         for method in self._started:
             networks = method.evaluated(self)
             if networks:
@@ -281,40 +283,40 @@ class Learner:
     # what methods use
 
     def loss(self, batch: Batch) -> Tensor:
-        """The task's own loss on a batch."""
+        """The task's loss on a batch, without penalties."""
         loss = self.task.loss if self.task is not None else self._loss
         if loss is None:
             raise ValueError(
-                "the learner has no loss: pass Learner(..., loss=torch.nn.functional.cross_entropy) or begin a task"
+                "the learner has no loss: pass Learner(..., loss=torch.nn.functional.cross_entropy), or call begin(task)"
             )
         return loss(outputs_of(self.model, batch.inputs), batch.targets)
 
     @cached_property
     def units(self) -> Units:
-        """The model's hidden units, of layers that train."""
+        """The model's hidden units whose layers train."""
         found, groups = self._found
         trained = tuple(g for g, parameters in groups if all(parameter.requires_grad for parameter in parameters))
         if not trained:
-            return find_units(self.model, self.example)  # raises, and says which layers are frozen
+            return find_units(self.model, self.example)  # raises, and names the frozen layers
         frozen = {group.name: FROZEN for group in found.groups if all(group is not one for one in trained)}
         return Units(trained, found.left_out | frozen, found.not_seen)
 
     @cached_property
     def _found(self) -> tuple[Units, list[tuple[UnitGroup, list[nn.Parameter]]]]:
-        """All hidden units, each group with the parameters that have to train: the model is traced only once."""
+        """All hidden units, and for each group the parameters that must train. The model is traced only once."""
         found, model = find_units(self.model, self.example, frozen=True), original(self.model)
         layers = [{slot.layer for slot in (*g.makers, *g.norms, *g.readers)} for g in found.groups]
         held = [[p for layer in names for p in model.get_submodule(layer).parameters(recurse=False)] for names in layers]
         return found, list(zip(found.groups, held, strict=True))
 
     def tap(self) -> Tap:
-        """The activations of hidden units in the training forward; from now on they are kept."""
+        """The activations of hidden units in the last training forward pass. The first call starts recording them."""
         if self.taps is None:
             self.taps = Tap(self.model, self.units.groups)
         return self.taps
 
     def reset_units(self, group: UnitGroup, chosen: Tensor) -> None:
-        """Start some units anew: weights drawn by the template's law, the optimiser's memory of them cleared."""
+        """Re-initialise units: redraw their weights from the template's distribution and clear their optimiser state."""
         reset_checked_(
             self.model,
             group,
@@ -325,30 +327,30 @@ class Learner:
         )
 
     def will_reset_units(self, method: Method) -> None:
-        """For a method's `start`: raise now what would go wrong when the first unit is due. Taps the activations, too."""
+        """For a method's `start`: raise now if resetting a unit would fail later. Also taps the activations."""
         self.tap()
         self.template  # noqa: B018 - raises if no new weights can be drawn
         self.will_forget(method, written(self.model, self.units.groups), parts=True)
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name, each tensor once, however many names it has."""
+        """Trainable parameters by name; a tensor with several names appears once."""
         return trainable(self.model)
 
     def first(self, name: str) -> Tensor:
-        """The run's first value of a parameter or buffer, on the model's device."""
+        """The initial value of a parameter or buffer, on the model's device."""
         if name not in self.initial:
             raise KeyError(
-                f"{name!r} is not among the run's first weights: the model was changed since, or Learner(initial=...) is of "
-                "another model, or False"
+                f"{name!r} is not among the run's initial weights: the model was changed since, or Learner(initial=...) is "
+                "False or belongs to another model"
             )
         return self.initial[name]
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Passes of the model that a method makes here leave no trace and are in the precision of training.
+        """A context for a method's own passes of the model, in the precision of training.
 
-        Buffers, modes, `taps` and torch's random state stay as they are.
+        Buffers, modes, `taps` and torch's random state are afterwards as they were before.
         """
         unheard = self.taps.paused() if self.taps is not None else nullcontext()
         with unheard, untouched(self.model), seeded(self._seed(), self.model), self.precision():
@@ -359,18 +361,18 @@ class Learner:
         return self._drawn(self._seed())
 
     def check_fresh(self) -> None:
-        """Raise if no newly initialised model can be made; for methods whose first one is due after a whole task."""
+        """Raise if no newly initialised model can be made, for methods that need the first one only after a whole task."""
         if not self._can_draw:
             self._drawn(self.seed ^ _TEMPLATE_SEED)
             self._can_draw = True
 
     def draw(self, make: Callable[[], nn.Module]) -> nn.Module:
-        """What `make` makes, with the learner's randomness in place of torch's own; no other random state changes."""
+        """Call `make` with the learner's randomness in place of torch's own; no other random state changes."""
         with seeded(self._seed(), self.model):
             return make()
 
     def data_generator(self) -> torch.Generator:
-        """For a look at a task's data: `task.batches(learner.data_generator())` does not disturb the order of training."""
+        """For reading a task's data: `task.batches(learner.data_generator())` does not change the order of training."""
         return torch.Generator().manual_seed(self._seed())
 
     def _seed(self) -> int:
@@ -378,7 +380,7 @@ class Learner:
 
     @cached_property
     def template(self) -> nn.Module:
-        """One newly initialised model for the whole run, the same after a resume: the law that units are redrawn from."""
+        """One newly initialised model for the whole run, the same after resuming: units are redrawn from its weights."""
         return self._drawn(self.seed ^ _TEMPLATE_SEED)
 
     def _drawn(self, seed: int) -> nn.Module:
@@ -388,9 +390,9 @@ class Learner:
         return drawn.train(model.training)
 
     def forget(self, parameters: Iterable[Tensor]) -> None:
-        """Clear what the optimiser remembers of whole parameters: of all of them or, if one cannot be cleared, of none.
+        """Clear the optimiser's state of whole parameters: of all of them or, if one cannot be cleared, of none.
 
-        Call it before weights are written: what can go wrong goes wrong here.
+        Call it before weights are written, because it raises if something cannot be cleared.
         """
         held = self._held(parameters)
         for param in held:
@@ -399,21 +401,21 @@ class Learner:
             clear_state_(self.optimizer, param)
 
     def will_forget(self, method: Method, parameters: Iterable[Tensor], *, parts: bool = False) -> None:
-        """For a method's `start`: raise now if `forget` of these will raise once the optimiser has state.
+        """For a method's `start`: raise now if `forget` will raise for these parameters once the optimiser has state.
 
-        parts: single entries of them are to be cleared.
+        parts: whether single entries will be cleared, not whole parameters.
         """
         name, index = type(method).__name__, ... if parts else None
-        instead = f", or give {name}(clear_state=False)" if hasattr(method, "clear_state") else ""
+        instead = f", or pass {name}(clear_state=False)" if hasattr(method, "clear_state") else ""
         check_will_clear(self.optimizer, [(param, index) for param in self._held(parameters)], name, instead)
 
     def _held(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """Those, and others of the same memory, that the optimiser holds."""
+        """The parameters of the optimiser that share memory with these."""
         wanted = {memory(parameter) for parameter in parameters}
         return [param for param in self.trained() if memory(param) in wanted]
 
     def model_changed(self) -> None:
-        """For a method that changed the module tree itself: what was found out about the old one is forgotten."""
+        """For a method that changed the module tree: discard what was cached about the old one."""
         self._structure = structure_of(original(self.model))
         self.__dict__.pop("template", None)
         self._can_draw = False
@@ -429,29 +431,30 @@ class Learner:
     # stop and resume
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: tensors, numbers, lists and dicts, to be loaded with weights_only=True.
+        """All that a resumed run needs: tensors, numbers, lists and dicts, which load with weights_only=True.
 
-        As everywhere in torch its tensors are the live ones: save it, or copy.deepcopy it, before training goes on.
+        As in torch, its tensors are the live ones: save it, or copy.deepcopy it, before training continues.
         """
         return state_of(self)
 
     def load_state_dict(self, saved: Mapping[str, Any], task: Task | None = None) -> None:
-        """Go on where `state_dict` was taken, with the same model, optimisers and methods, newly made.
+        """Resume from a `state_dict`, in a new learner with the same kind of model, optimisers and methods.
 
-        task: the one that was going on; it holds functions, which a checkpoint does not carry.
+        task: the current task when the state was saved; it holds functions, which a checkpoint cannot store.
         """
-        go_on_from(self, saved, task)
+        resume_from(self, saved, task)
 
     def _claim_methods(self) -> None:
         for method in self.methods:
             check_acts(method)
             if method.taken:
-                raise ValueError(f"this {type(method).__name__} has a learner already: make a new one for each learner")
+                name = type(method).__name__
+                raise ValueError(f"this {name} already belongs to a learner: make a new {name} for each learner")
         for method in self.methods:
             method.taken = True
 
     def _let_go(self) -> None:
-        """Methods that could not all be started may be given to another learner."""
+        """Let another learner use the methods, because not all of them could be started."""
         if self.taps is not None:
             self.taps.close()
         for method in self.methods:
@@ -464,7 +467,7 @@ class Learner:
     def _start(self, method: Method) -> None:
         if method.from_task <= self.task_number and not any(started is method for started in self._started):
             method.start(self)
-            self._silence.steps = 0  # of those before it has missed nothing
+            self._missed.steps = 0  # the method could not act in earlier steps
             self._have_started([m for m in self.methods if m is method or any(s is m for s in self._started)])  # in order
 
     def _have_started(self, methods: list[Method]) -> None:

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Method:
-    """Base of all methods. Override one of `at_boundary`, `penalty` and `after_step`, and `start` if there is something
-    to prepare; a `Learner` calls them.
+    """Base class of all methods. Override at least one of `at_boundary`, `penalty` and `after_step`, and `start` to prepare;
+    a `Learner` calls them.
 
-    from_task: the number of the first task in which the method acts. 1: as in the released code of FIRE's warm start, which
-        skips regularisers, unit resets and Muon in the first task; the paper's text does not say so.
-    state: all that a checkpoint must carry: tensors, plain numbers, and lists and dicts of these.
-    taken: whether a learner has it; what a method remembers is of one run.
-    capturable: `after_step` and `penalty` may be part of a captured CUDA graph: fixed shapes, no branch on data.
-    needs_task: `at_boundary` cannot do without the task.
-    tree_may_change: it goes on rightly when another method changes the model's modules, as Plasticity Injection does.
-    needs_first: it may ask for the run's first weights. Where no method does, a loop need not keep a copy of the model.
-    books: names of settings by which `state` is kept, so that a run cannot go on with others.
-    one_process: copies of a model that several processes train would drift apart: it looks at batches, of which each process
-        has its own, or changes modules that DDP keeps books of.
+    from_task: the number of the first task in which the method acts. 1 follows the released code of FIRE's warm start, which
+        skips regularisers, unit resets and Muon in the first task; the paper does not mention it.
+    state: all that a checkpoint must store: tensors, plain numbers, and lists and dicts of these.
+    taken: whether the method belongs to a learner; its state is of one run.
+    capturable: whether `after_step` and `penalty` may be part of a CUDA graph: fixed shapes, no branch on data.
+    needs_task: whether `at_boundary` needs the task.
+    tree_may_change: whether it still works when another method, such as Plasticity Injection, replaces modules.
+    needs_first: whether it may need the run's initial weights. If no method does, a loop need not keep a copy of them.
+    books: names of settings on which `state` depends, so that a run cannot resume with other values.
+    one_process: whether copies of a model in several processes would drift apart, because the method uses batches, which
+        differ between processes, or changes modules, which DDP does not notice.
     """
 
     from_task: int = field(default=0, kw_only=True)
@@ -52,34 +52,34 @@ class Method:
         self.require("from_task", isinstance(self.from_task, int) and self.from_task >= 0, "the number of a task, 0 or more")
 
     def start(self, learner: Learner) -> None:
-        """Called before the first step or boundary in which the method acts; on resume, before `state` is restored."""
+        """Called before the first step or boundary in which the method acts; when resuming, before `state` is restored."""
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
-        """Called when the data is about to change to `task`, before its first step."""
+        """Called when the data changes to `task`, before its first step."""
 
     def penalty(self, learner: Learner) -> Tensor:
-        """A scalar that is added to the loss of every step."""
+        """A scalar that is added to the loss at every step."""
         raise NotImplementedError
 
     def after_step(self, learner: Learner) -> None:
         """Called after every step of the optimiser."""
 
     def rebuild(self, learner: Learner) -> None:
-        """Called on resume with `state` restored, before weights are loaded: change the module tree as it was changed.
+        """Called when resuming, with `state` restored and before weights are loaded: replace modules as before.
 
-        For methods that do change it; who overrides this is taken for one.
+        Only methods that change the module tree override this.
         """
 
     def evaluated(self, learner: Learner) -> dict[str, nn.Module] | None:
-        """The networks to be tested, by name, the one that counts first; None: the learner's model."""
+        """The networks to be evaluated, by name; the first one's results count. None: the learner's model."""
         return None
 
     @classmethod
     def overrides(cls, moment: str) -> bool:
-        """Whether something happens at that moment: "at_boundary", "penalty", "after_step", "start" or "evaluated"."""
+        """Whether a method is overridden: "at_boundary", "penalty", "after_step", "start" or "evaluated"."""
         return getattr(cls, moment) is not getattr(Method, moment)
 
     def require(self, name: str, holds: bool, expected: str) -> None:
-        """Raise unless a hyperparameter is as expected."""
+        """Raise unless `holds`, naming the hyperparameter, its value and what was expected."""
         if not holds:
             raise ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {name} must be {expected}")

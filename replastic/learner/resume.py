@@ -1,4 +1,4 @@
-"""How a run goes on where it was stopped: what a learner's checkpoint holds, and what it can be loaded into."""
+"""Stop and resume: what a learner's checkpoint holds, and the checks before one is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .learner import Learner
 
 _OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}  # left in optimisers' groups
-# of a learner, if a state cannot be loaded
+# A learner's attributes that are put back if a state cannot be loaded.
 _RESTORED = ("task", "task_number", "_begun", "seed", "steps", "initial", "_started", "_acting")
 
 
@@ -44,11 +44,11 @@ def state_of(learner: Learner) -> dict[str, Any]:
     }
 
 
-def go_on_from(learner: Learner, saved: Mapping[str, Any], task: Task | None) -> None:
-    """Load a state; where it does not fit, all is as it was."""
+def resume_from(learner: Learner, saved: Mapping[str, Any], task: Task | None) -> None:
+    """Load a state, or raise and leave the learner unchanged if it does not fit."""
     _check_methods(saved, state_of(learner))
     first = _first_weights(learner, saved)
-    if len(learner._started) == len(learner.methods):  # one that is yet to start may bring an optimiser of its own
+    if len(learner._started) == len(learner.methods):  # a method that has yet to start may replace the optimiser
         _check_optimizers(saved["optimizer"], learner.optimizer.state_dict())
     before, states = {name: vars(learner)[name] for name in _RESTORED}, [method.state for method in learner.methods]
     try:
@@ -63,16 +63,16 @@ def go_on_from(learner: Learner, saved: Mapping[str, Any], task: Task | None) ->
             method.state = state
         raise
     load_(original(learner.model), saved["model"])
-    learner.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))  # torch would keep the very tensors it is given
+    learner.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))  # torch would keep the caller's tensors
     learner.generator.set_state(saved["generator"].cpu())
 
 
 def _first_weights(learner: Learner, saved: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Those of the checkpoint, by the model's names; raises if its weights are of another model."""
+    """The checkpoint's initial weights, by the model's names; raises if the checkpoint is from a different model."""
     model, changes = original(learner.model), any(method.overrides("rebuild") for method in learner.methods)
     if _loads_by_name(model):
         _check_tensors(saved["model"], state_of(learner)["model"], names=not changes)
-    elif not changes:  # what its code makes of other names is seen on a copy
+    elif not changes:  # the model's own loading code may accept other names: try it on a copy
         as_loaded(model, saved["model"])
         return as_loaded(model, saved["initial"]) if saved["initial"] else {}
     return saved["initial"]
@@ -82,72 +82,73 @@ def _resume_methods(learner: Learner, entries: Sequence[Mapping[str, Any]]) -> N
     vars(learner).pop("template", None)  # it comes from the seed
     learner._have_started([method for method in learner._started if method.from_task <= learner.task_number])
     for method, entry in zip(learner.methods, entries, strict=True):
-        learner._start(method)  # one after the other: what one rebuilds the next must find
+        learner._start(method)  # in order: a method may need modules that the one before rebuilds
         method.state = moved(entry["state"], method.state, learner.device)
         if any(method is started for started in learner._started):
             method.rebuild(learner)
         if entry["settings"] != repr(method):
-            warnings.warn(f"the checkpoint is of {entry['settings']}; going on as {method!r}", stacklevel=4)
+            warnings.warn(f"the checkpoint was saved with {entry['settings']}; resuming with {method!r}", stacklevel=4)
 
 
 def _check_methods(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Raise unless a learner whose state is `mine` can go on from `saved`, as far as methods and randomness go."""
+    """Raise unless the methods and the random state of `saved` fit a learner whose state is `mine`."""
     missing = [key for key in mine if key not in saved]
     if missing:
-        raise ValueError(f"this is no Learner's state_dict(): it has no {missing[0]!r}")
+        raise ValueError(f"this is not a Learner's state_dict(): it has no {missing[0]!r}")
     theirs, ours = ([entry["name"] for entry in state["methods"]] for state in (saved, mine))
     if theirs != ours:
         raise ValueError(
-            f"the checkpoint is of a run with methods {theirs}, and this learner has {ours}: make it with the same, in "
-            "that order"
+            f"the checkpoint was saved with methods {theirs}, but this learner has {ours}: pass the same methods in the "
+            "same order"
         )
     for then, now in zip(saved["methods"], mine["methods"], strict=True):
         for name, value in then.get("books", {}).items():
             if value != (here := now["books"].get(name, value)):
                 raise ValueError(
-                    f"the checkpoint is of {now['name']}({name}={value!r}), by which it has kept its books, and this "
-                    f"learner has {name}={here!r}: make it with the same, or start anew"
+                    f"the checkpoint was saved with {now['name']}({name}={value!r}), on which its state depends, but this "
+                    f"learner has {name}={here!r}: use the same value, or start a new run"
                 )
     if saved["generator"].shape != mine["generator"].shape:
-        raise ValueError("the checkpoint's random state is of another kind of device: resume where it was taken")
+        raise ValueError("the checkpoint's random state is from a different kind of device: resume on the same kind")
 
 
 def _check_tensors(there: Mapping[str, Any], here: Mapping[str, Any], *, names: bool) -> None:
-    """Raise unless tensors of a checkpoint fit those of a model; `names`: also if one of them is in one of both alone."""
+    """Raise unless a checkpoint's tensors have the model's shapes; `names`: raise also if a name is in only one of them."""
     for name, tensor in here.items():
         stored = there.get(name, tensor)
         if isinstance(tensor, Tensor) and stored.shape != tensor.shape:
             raise ValueError(
-                f"the checkpoint is of another model: {name} is {tuple(stored.shape)} there and {tuple(tensor.shape)} here"
+                f"the checkpoint is from a different model: {name} is {tuple(stored.shape)} there and {tuple(tensor.shape)} "
+                "here"
             )
     odd = [name for name in [*here, *there] if (name in here) != (name in there)]
     if names and odd:
-        where = "here and not there" if odd[0] in here else "there and not here"
-        raise ValueError(f"the checkpoint is of another model: {odd[0]} is {where}. Make the model that it was taken of")
+        where = "only in the learner's model" if odd[0] in here else "only in the checkpoint"
+        raise ValueError(f"the checkpoint is from a different model: {odd[0]} is {where}. Build the model that was saved")
 
 
 def _check_optimizers(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Raise unless an optimiser, or several that look like one, can go on from a state."""
+    """Raise unless an optimiser, or several that are used like one, can load a state."""
     theirs, ours = (state.get("optimizers", [state]) for state in (saved, mine))
     if len(theirs) != len(ours):
-        raise ValueError(f"the checkpoint is of a run with {len(theirs)} optimiser(s), and this learner has {len(ours)}")
+        raise ValueError(f"the checkpoint was saved with {len(theirs)} optimiser(s), but this learner has {len(ours)}")
     for then, now in zip(theirs, ours, strict=True):
         old, new = (set[str]().union(*state["param_groups"]) - _OF_SCHEDULERS for state in (then, now))
-        if old - new and new - old:  # another version of torch may know one setting more, but not one less, too
+        if old - new and new - old:  # a different version of torch may have more settings or fewer, but not both
             raise ValueError(
-                f"the checkpoint is of another kind of optimiser, with {', '.join(sorted(old - new))}, where this "
-                f"learner's has {', '.join(sorted(new - old))}: make it with the same"
+                f"the checkpoint was saved with a different kind of optimiser, with {', '.join(sorted(old - new))}; this "
+                f"learner's has {', '.join(sorted(new - old))}: use the same kind"
             )
         sizes = [[len(group["params"]) for group in state["param_groups"]] for state in (then, now)]
         if sizes[0] != sizes[1]:
             raise ValueError(
-                f"the checkpoint is of an optimiser with groups of {sizes[0]} parameters, and this learner's has "
-                f"{sizes[1]}: make it with the same"
+                f"the checkpoint's optimiser has groups of {sizes[0]} parameters, but this learner's has {sizes[1]}: make "
+                "the optimiser with the same groups"
             )
 
 
 def _loads_by_name(model: nn.Module) -> bool:
-    """Whether its tensors are loaded by the names that it has now, and not by code of its own that may know others."""
+    """Whether the model loads tensors by their present names, without loading code of its own that may accept others."""
     loading = [type(model).load_state_dict, *(type(module)._load_from_state_dict for module in model.modules())]
     hooked = any(module._load_state_dict_pre_hooks for module in model.modules())
     return not hooked and all(function.__module__.startswith("torch.") for function in loading)

@@ -1,9 +1,9 @@
-"""Steps as a CUDA graph: the whole step is recorded once and replayed, so that no kernel waits for Python.
+"""Training steps as a CUDA graph: a step is recorded once and replayed, so that no kernel waits for Python.
 
-A replay takes nothing from the host: the order of an epoch's samples lies in a tensor, and a counter beside it, which the
-graph itself moves on, says where it stands. What a graph cannot hold runs between replays: methods that look at the data
-(`Method.capturable` is False) and all that come after them, optimisers whose steps need the host. A graph is of one task and
-one optimiser; at a boundary, where methods may have changed the module tree, it is recorded anew.
+A replay reads nothing from the host: the order of an epoch's samples is in a tensor, and the graph itself advances a counter
+into it. Updates that a graph cannot contain run between replays: an optimiser whose step needs the host, a method with
+`Method.capturable` False, and all updates after them. A graph is of one task and one optimiser; after a boundary, where
+methods may have replaced modules, it is recorded again.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..learner import Batch, IndexedTask, Learner, Method, Task
-from ..learner.checks import several
+from ..learner.checks import optimizers_of
 from ..units import original
 from .settings import Training
 from .step import EagerSteps
 
-_PIECE = 2  # steps from one run's turn to the next: kernels of two runs overlap best if both wait at the device's door
+_PIECE = 2  # steps between two runs' turns: few, because kernels of two runs overlap best if both have some queued
 WARM_UP = 3  # real steps before a graph is recorded: libraries choose their kernels, optimisers make their state
 
 
 class CompiledSteps(EagerSteps):
-    """Eager steps of the model as torch.compile makes it, for devices without graphs."""
+    """Eager steps of the model compiled by torch.compile, for devices without graphs."""
 
     path = "compiled"
     _compiled: Callable[..., Any] | None = None
 
     def forward(self) -> Callable[..., Any]:
-        """What the compiler made of the model; itself while it has a tap, whose hooks would be compiled in."""
+        """The compiled model, or the model itself while it has a tap, whose hooks would be compiled in."""
         if self.learner.taps is not None:
             return self.learner.model
         if self._compiled is None:
@@ -46,10 +46,10 @@ class CompiledSteps(EagerSteps):
 
 
 class CapturedSteps(EagerSteps):
-    """Steps of indexed tasks, replayed on CUDA; `compiled`: of the model as torch.compile makes it.
+    """Steps of indexed tasks, replayed on CUDA; `compiled`: of the model compiled by torch.compile.
 
-    The smaller last batch of an epoch has a graph of its own, of the model as it is: for one step an epoch nobody waits for
-    a compiler. Other tasks run eagerly.
+    The smaller last batch of an epoch has a graph of its own, of the model that is not compiled: one step per epoch does not
+    justify compiling. Other tasks run eagerly.
     """
 
     def __init__(self, learner: Learner, training: Training, *, compiled: bool) -> None:
@@ -57,7 +57,7 @@ class CapturedSteps(EagerSteps):
         self.compiler = CompiledSteps(learner, training) if compiled else None
         self.stream = torch.cuda.Stream(learner.device)
         self._recorded: _Recording | None = None
-        self._rest: _Recording | None = None  # of the batch at an epoch's end that is smaller than the others
+        self._rest: _Recording | None = None  # of an epoch's smaller last batch
         self._warm = 0
 
     @property
@@ -67,7 +67,7 @@ class CapturedSteps(EagerSteps):
         return "eager" if recorded is None else f"{'compiled ' if compiled else ''}graph, {recorded.holds}"
 
     def forward(self) -> Callable[..., Any]:
-        """The model, or what the compiler made of it."""
+        """The model, or the compiled model."""
         return self.compiler.forward() if self.compiler is not None else self.learner.model
 
     def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
@@ -108,20 +108,20 @@ class CapturedSteps(EagerSteps):
             yield
 
     def _aside(self) -> AbstractContextManager[Any]:
-        """A stream other than the default one, which a graph cannot be recorded on."""
+        """Switch to a stream other than the default one, on which a graph cannot be recorded."""
         current = torch.cuda.current_stream(self.learner.device)
         if current != torch.cuda.default_stream(self.learner.device):
             return torch.cuda.stream(current)
-        return beside(self.stream)
+        return on_stream(self.stream)
 
     def _recording_of(self, task: IndexedTask) -> _Recording:
         self.learner.notice_frozen()
         known = self._recorded
         if known is None or not known.is_of(task, self.learner):
-            self._recorded = self._rest = None  # first of all: their memory is let go
+            self._recorded = self._rest = None  # first, to free their memory
             self._recorded = _Recording(self, task, task.batch_size, self.forward)
-            # A boundary may have brought parameters that the optimiser has no state of yet. Made within a graph, it would be
-            # made anew by every replay.
+            # A boundary may have added parameters for which the optimiser has no state yet. If a graph made the state, every
+            # replay would make it again.
             self._warm = min(self._warm, WARM_UP - 1)
         assert self._recorded is not None
         return self._recorded
@@ -143,14 +143,14 @@ class CapturedSteps(EagerSteps):
         self._between(recording)
 
     def _between(self, recording: _Recording) -> None:
-        """What the graph does not hold."""
+        """Make the updates that the graph does not contain, and end the step."""
         self.learner.batch = recording.batch
         self.learner.update(recording.eager)
         self.learner.end_steps()
 
 
 class _Recording:
-    """The graph of a step on so many of a task's samples, and the tensors that it reads."""
+    """The graph of a step on a batch of one size, and the tensors that it reads."""
 
     def __init__(
         self, steps: CapturedSteps, task: IndexedTask, batch: int, forward: Callable[[], Callable[..., Any]]
@@ -161,7 +161,7 @@ class _Recording:
         self.order = torch.empty(len(task), dtype=torch.int64, device=device)
         self.at = torch.zeros((), dtype=torch.int64, device=device)
         self.within = torch.arange(batch, device=device)
-        self.tried = False  # libraries choose their kernels for batches of this size in a first step without a graph
+        self.tried = False  # a first step without a graph lets libraries choose their kernels for this batch size
         updates = learner.updates()
         self.captured = list(itertools.takewhile(_fits, updates))
         self.eager = updates[len(self.captured) :]  # made between replays
@@ -174,27 +174,27 @@ class _Recording:
         self._figures: dict[str, Tensor] = {}
 
     def is_of(self, task: Task, learner: Learner) -> bool:
-        """Whether a step is still what was recorded: of that task and optimiser, with the same layers frozen.
+        """Whether the recorded step is still valid: same task and optimiser, same layers frozen, no boundary in between.
 
-        A boundary also ends a recording where the same task is begun again: methods start and replace modules there.
+        A boundary counts even if the same task is begun again, because methods start and replace modules there.
         """
         begun = self.task is task and self.task_number == learner.task_number
         return begun and self.optimizer is learner.optimizer and self.trains == learner.trains
 
     @property
     def holds(self) -> str:
-        """What of a step is in the graph."""
+        """Which part of a step is in the graph."""
         if not self.captured:
             return "gradients"
         return "whole step" if not self.eager else "all but " + ", ".join(type(method).__name__ for method in self.eager)
 
     def begin(self, order: Tensor) -> None:
-        """Go through samples in this order from the next step on."""
+        """Go through the samples in this order, from the next step."""
         self.order[: len(order)].copy_(order)
         self.at.zero_()
 
     def run(self) -> None:
-        """One step, up to what is left to the host."""
+        """One step, without the updates that are left to the host."""
         steps, learner, size = self.steps, self.steps.learner, len(self.within)
         self.tried = True
         chosen = self.order.index_select(0, self.within + self.at * size)
@@ -206,7 +206,7 @@ class _Recording:
 
     def record(self) -> None:
         learner = self.steps.learner
-        learner.optimizer.zero_grad(set_to_none=True)  # gradients are made anew in the graph's own memory
+        learner.optimizer.zero_grad(set_to_none=True)  # so that the graph allocates gradients in its own memory
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(learner.device)):
             self.run()
@@ -214,19 +214,19 @@ class _Recording:
         self._gradients = [parameter.grad for parameter in learner.trained()]
 
     def replay(self) -> None:
-        """Run the graph, and show those who look what it has made: it lies where it lay when the graph was recorded."""
+        """Run the graph and show its gradients and activations, which are in the same memory at every replay."""
         assert self.graph is not None
         learner = self.steps.learner
         self.graph.replay()
-        if self.eager:  # a step of another size has put gradients of its own in their place
+        if self.eager:  # a step on a batch of another size has replaced .grad
             for parameter, gradient in zip(learner.trained(), self._gradients, strict=True):
                 parameter.grad = gradient
         if learner.taps is not None:
             learner.taps.inputs.update(self._seen)
 
     def evaluate(self, figures_of: Callable[[], Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Figures of the model, from a graph of their own; copies, because the next replay writes over them."""
-        if not self._tested:  # libraries choose their kernels for these batches, which they cannot do within a graph
+        """Evaluate the model in a graph of its own; returns copies, because the next replay overwrites the figures."""
+        if not self._tested:  # libraries choose their kernels for these batches, which they cannot do while recording
             self._tested = True
             return dict(figures_of())
         if self._tests is None:
@@ -238,11 +238,11 @@ class _Recording:
 
 
 def capturable(optimizer: Optimizer) -> bool:
-    """Whether its step can be part of a graph: rates and counters on the device."""
+    """Whether an optimiser's step can be part of a graph: its rates and counters are on the device."""
     return all(
         isinstance(group["lr"], Tensor)
         and (group.get("capturable") or (isinstance(one, torch.optim.SGD) and group["fused"]))
-        for one in several(optimizer)
+        for one in optimizers_of(optimizer)
         for group in one.param_groups
     )
 
@@ -256,8 +256,8 @@ def _penalties_fit(learner: Learner) -> bool:
 
 
 @contextmanager
-def beside(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Work on another stream, in order with the one that is current before and after."""
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work on another stream, in order with work on the current one before and after."""
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
     try:
