@@ -165,25 +165,25 @@ def test_what_cannot_be_compared_is_named() -> None:
             from_scratch_gap(net, task, optimizer=sgd, steps=1, seeds=seeds)
     with pytest.raises(ValueError, match="clip=0"):
         from_scratch_gap(net, task, optimizer=sgd, steps=1, clip=0)
-    with pytest.raises(TypeError, match="give a Task"):
+    with pytest.raises(TypeError, match=r"Task\(name, batches, loss, evaluate\)"):
         from_scratch_gap(net, [task], optimizer=sgd, steps=1)  # pyright: ignore
     with pytest.raises(TypeError, match=r"needs a torch\.nn\.Module"):
         from_scratch_gap("net", task, optimizer=sgd, steps=1)  # pyright: ignore
     with pytest.raises(ValueError, match="the model that is being trained"):
         from_scratch_gap(net, task, build=lambda: net, optimizer=sgd, steps=1)
-    with pytest.raises(ValueError, match="makes another model"):
+    with pytest.raises(ValueError, match=r"build\(\) makes a different model"):
         from_scratch_gap(net, task, build=lambda: MLP(6, [17], 3), optimizer=sgd, steps=1)
     with pytest.raises(ValueError, match="task 'empty' has no batches"):
         from_scratch_gap(net, Task("empty", lambda generator: [], F.cross_entropy), optimizer=sgd, steps=1)
     unreduced = Task("wide", task.batches, lambda u, t: F.cross_entropy(u, t, reduction="none"))
-    with pytest.raises(ValueError, match="is to be one number"):
+    with pytest.raises(ValueError, match="the loss has shape"):
         from_scratch_gap(net, unreduced, optimizer=sgd, steps=1)
 
 
 def test_an_optimiser_of_the_models_own_parameters_is_refused_before_it_moves_them() -> None:
     net = build()
     before = copy.deepcopy(net.state_dict())
-    with pytest.raises(ValueError, match="holds other parameters than it was given"):
+    with pytest.raises(ValueError, match=r"optimizer\(parameters\) returned"):
         from_scratch_gap(net, make_task(), build=build, optimizer=lambda _: sgd(list(net.parameters())), steps=3)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
@@ -192,8 +192,8 @@ def test_an_optimiser_of_the_models_own_parameters_is_refused_before_it_moves_th
     ("figures", "error", "message"),
     [
         ({"accuracy": math.nan}, ValueError, "accuracy of task 'odd' is not a number"),
-        ({}, TypeError, "give figures by name"),
-        (0.5, TypeError, "give figures by name"),
+        ({}, TypeError, "figures by name"),
+        (0.5, TypeError, "figures by name"),
     ],
 )
 def test_figures_that_are_none_are_refused(figures, error, message) -> None:
@@ -205,5 +205,5 @@ def test_figures_that_are_none_are_refused(figures, error, message) -> None:
 def test_figures_that_come_and_go_are_refused() -> None:
     names = iter(["a", "b"])
     task = Task("odd", make_task().batches, F.cross_entropy, lambda model: {next(names): 1.0})
-    with pytest.raises(ValueError, match="the same figures every time"):
+    with pytest.raises(ValueError, match=r"task\.evaluate returned"):
         from_scratch_gap(build(), task, optimizer=sgd, steps=1)

@@ -523,7 +523,7 @@ def test_models_that_are_not_alike_are_an_error_that_names_what_differs(device: 
         Stack([learner(nn.Sequential(nn.Linear(16, 4), nn.Dropout(0.5)))])
     with pytest.raises(ValueError, match="Stack of 0 learners"):
         Stack([])
-    with pytest.raises(ValueError, match="Stack of 2 learners: give one or more, each once"):
+    with pytest.raises(ValueError, match="Stack of 2 learners"):
         Stack([frozen, frozen])
     with pytest.raises(ValueError, match=r"Stack\(clip=0\)"):
         Stack([frozen], clip=0)
@@ -555,7 +555,7 @@ def test_tasks_that_cannot_be_stacked_are_an_error() -> None:
     one = task_of(data, 1)
     with pytest.raises(TypeError, match=r"a member's task is a NoneType.*stack.begin"):
         stack.epoch(torch.zeros(2, 5, dtype=torch.int64))
-    with pytest.raises(ValueError, match="1 tasks for 2 learners: give one each"):
+    with pytest.raises(ValueError, match="1 tasks for 2 learners"):
         stack.begin([one])
     with pytest.raises(TypeError, match=r"Task: .*stack\.begin\(tasks\)"):
         stack.begin([one, rp.Task("plain", one.batches, one.loss)])  # pyright: ignore
@@ -584,7 +584,7 @@ def test_a_method_that_changes_the_models_modules_is_found_out_at_the_next_epoch
     stack.begin([task])
     stack.epoch(orders)
     stack.begin([task])
-    with pytest.raises(RuntimeError, match="the models were changed since the stack was made"):
+    with pytest.raises(RuntimeError, match="make a new Stack"):
         stack.epoch(orders)
 
 

@@ -1,9 +1,9 @@
-"""The gap to a new network: what a model that is trained on would have reached had it been started anew.
+"""The gap to a new network: continued training compared with training a newly initialised model on the same task.
 
     gap = figure(trained on) - figure(from scratch),    after the same steps on the same batches, each with a new optimiser
 
-A model that has kept its plasticity has a gap of 0, or one in its favour where it can use what it knows. It is how loss of
-plasticity is shown most directly (Ash & Adams 2020; Dohare et al. 2024), and the dearest way to measure it.
+A model that has kept its plasticity has a gap of 0, or a gap in its favour if earlier tasks help. This is the most direct
+way to show loss of plasticity (Ash & Adams 2020; Dohare et al. 2024), and the most expensive one.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from ..learner.fresh import built_like, memory, reinitialised, seeded
 from ..learner.task import outputs_of
 from ..units import original
 
-_ENDLESS = 100_000  # batches of one pass, from which on the mean loss over them is not waited for
+_ENDLESS = 100_000  # batches of one pass, beyond which the mean loss is not computed
 MEAN_LOSS = "mean_loss"
 
 
 @dataclass(frozen=True)
 class FromScratchGap:
-    """What `from_scratch_gap` found: figures by name, one value a seed. `print` shows it as a table."""
+    """The result of `from_scratch_gap`: figures by name, one value per seed. `print` shows a table."""
 
     task: str
     steps: int
     seeds: tuple[int, ...]
     continued: dict[str, tuple[float, ...]]
     fresh: dict[str, tuple[float, ...]]
-    continued_losses: tuple[tuple[float, ...], ...]  # of training, one a step, for each seed
+    continued_losses: tuple[tuple[float, ...], ...]  # one training loss per step, for each seed
     fresh_losses: tuple[tuple[float, ...], ...]
 
     @property
     def gap(self) -> dict[str, tuple[float, ...]]:
-        """Continued - fresh of every figure, one value a seed."""
+        """continued - fresh for every figure, one value per seed."""
         return {
             name: tuple(one - other for one, other in zip(values, self.fresh[name], strict=True))
             for name, values in self.continued.items()
@@ -83,21 +83,21 @@ def from_scratch_gap(
     seeds: Sequence[int] = (0,),
     clip: float | None = None,
 ) -> FromScratchGap:
-    """Train a copy of `model` and a newly initialised one on `task`, for as many steps, and compare them.
+    """Train a copy of `model` and a newly initialised model on `task` for the same number of steps, and compare them.
 
-    The model itself, its gradients and torch's random state stay as they are. Of each seed come the new model, as after
-    torch.manual_seed(seed), the order of batches, and what layers draw while they train; the latter two are the same for
-    both models.
+    The model itself, its gradients and torch's random state do not change. A seed determines the new model, as after
+    torch.manual_seed(seed), the order of batches, and the random numbers that layers draw during training; the latter two
+    are the same for both models.
 
-    optimizer: makes one of a list of parameters, as in lambda parameters: torch.optim.Adam(parameters, 1e-3).
-    steps: how long both train, in batches; if these run out they begin anew.
-    build: makes a new model of the same kind; None: a copy of which every layer is initialised anew.
-    seeds: one comparison each.
+    optimizer: makes an optimiser from a list of parameters, as in lambda parameters: torch.optim.Adam(parameters, 1e-3).
+    steps: the number of batches that both train on; when a pass ends, another begins.
+    build: makes a new model of the same kind. None: a copy in which every layer is re-initialised.
+    seeds: one comparison per seed.
     clip: the largest norm of a step's gradient.
 
-    What is compared is what task.evaluate returns or, without it, the mean loss over a pass of the batches, as "mean_loss";
-    both in eval mode, in which batch norms use statistics that a few steps have hardly moved. Whether a gap below 0 is bad
-    depends on the figure: it is for an accuracy, and not for a loss.
+    The figures are those of task.evaluate or, without it, the mean loss over one pass of the batches, named "mean_loss".
+    Both are computed in eval mode, in which batch norms use statistics that a few steps hardly change. A gap below 0 is bad
+    for an accuracy and good for a loss.
     """
     _check(model, task, optimizer, steps, build, seeds, clip)
     model = original(model)
@@ -113,7 +113,7 @@ def from_scratch_gap(
     names = list(figures["continued"][0])
     other = next((name for found in figures.values() for one in found for name in {*one} ^ {*names}), None)
     if other is not None:
-        raise ValueError(f"task.evaluate returned {other!r} for some models only: it is to name the same figures every time")
+        raise ValueError(f"task.evaluate returned {other!r} for some models only: it must always return the same figures")
     continued, fresh = ({name: tuple(one[name] for one in figures[kind]) for name in names} for kind in figures)
     return FromScratchGap(
         task.name, steps, tuple(seeds), continued, fresh, tuple(losses["continued"]), tuple(losses["fresh"])
@@ -132,19 +132,19 @@ def _check(
     if not isinstance(model, nn.Module):
         raise TypeError(f"from_scratch_gap needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
     if not isinstance(task, Task):
-        raise TypeError(f"task is a {type(task).__name__}: give a Task(name, batches, loss, evaluate)")
+        raise TypeError(f"task is a {type(task).__name__}: pass a Task(name, batches, loss, evaluate)")
     if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r}: give how many batches both models train on, 1 or more")
+        raise ValueError(f"steps={steps!r}: pass the number of batches that both models train on, 1 or more")
     if not callable(optimizer) or isinstance(optimizer, Optimizer):
-        raise TypeError("optimizer is to make one for each model, as in lambda parameters: torch.optim.Adam(parameters)")
+        raise TypeError("optimizer must be a function that makes one, as in lambda parameters: torch.optim.Adam(parameters)")
     if build is not None and isinstance(build, nn.Module):
-        raise TypeError("build is a model: give the function that makes one, as in build=lambda: MyModel()")
+        raise TypeError("build is a model: pass the function that makes one, as in build=lambda: MyModel()")
     if not isinstance(seeds, Sequence):
-        raise TypeError(f"seeds={seeds!r}: give several, as in seeds=range(3)")
+        raise TypeError(f"seeds={seeds!r}: pass a sequence, as in seeds=range(3)")
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds={seeds!r}: give one or more, each once, as in seeds=(0, 1, 2)")
+        raise ValueError(f"seeds={seeds!r}: pass one or more, each once, as in seeds=(0, 1, 2)")
     if clip is not None and not clip > 0:
-        raise ValueError(f"clip={clip}: give the largest norm of a gradient, above 0, or None")
+        raise ValueError(f"clip={clip}: pass the largest norm of a gradient, above 0, or None")
 
 
 def _drawn(model: nn.Module, build: Callable[[], nn.Module] | None) -> nn.Module:
@@ -165,7 +165,7 @@ def _train(
     held = [parameter for group in made.param_groups for parameter in group["params"]]
     if not {memory(parameter) for parameter in held} <= {memory(parameter) for parameter in parameters}:
         raise ValueError(
-            "optimizer(parameters) made one that holds other parameters than it was given: "
+            "optimizer(parameters) returned an optimiser of different parameters: "
             "write optimizer=lambda parameters: torch.optim.Adam(parameters)"
         )
     model.train()
@@ -175,14 +175,14 @@ def _train(
 
 
 def _endless(task: Task, generator: torch.Generator) -> Iterator[tuple[Any, Any]]:
-    """Pass after pass over the task's batches, each in an order of its own."""
+    """Pass after pass over the task's batches, each in a new order."""
     while True:
         count = 0
         for inputs, targets in task.batches(generator):
             count += 1
             yield inputs, targets
         if not count:
-            raise ValueError(f"task {task.name!r} has no batches: task.batches(generator) gave none")
+            raise ValueError(f"task {task.name!r} has no batches: task.batches(generator) yielded none")
 
 
 def _figures(model: nn.Module, task: Task, seed: int) -> dict[str, float]:
@@ -193,7 +193,7 @@ def _figures(model: nn.Module, task: Task, seed: int) -> dict[str, float]:
         else:
             found = task.evaluate(model)
     if not isinstance(found, Mapping) or not found:
-        raise TypeError(f"task.evaluate returned {found!r}: give figures by name, as in {{'accuracy': 0.9}}")
+        raise TypeError(f"task.evaluate returned {found!r}: return figures by name, as in {{'accuracy': 0.9}}")
     figures = {str(name): float(value) for name, value in found.items()}
     bad = next((name for name, value in figures.items() if math.isnan(value)), None)
     if bad is not None:
@@ -208,14 +208,14 @@ def _mean_loss(model: nn.Module, task: Task, batches: Iterable[tuple[Any, Any]])
     for inputs, targets in batches:
         losses.append(_loss(outputs_of(model, inputs), targets, task).item())
         if len(losses) >= _ENDLESS:
-            raise ValueError(f"task {task.name!r} has batches without end: give Task(evaluate=...), which says when to stop")
+            raise ValueError(f"task {task.name!r} has more than {_ENDLESS} batches a pass: pass Task(evaluate=...)")
     return statistics.fmean(losses)
 
 
 def _loss(outputs: Any, targets: Any, task: Task) -> Tensor:
     loss = task.loss(outputs, targets)
     if loss.numel() != 1:
-        raise ValueError(f"the loss is of shape {tuple(loss.shape)}, and is to be one number: average it")
+        raise ValueError(f"the loss has shape {tuple(loss.shape)} but must be a scalar: average it")
     return loss.squeeze()
 
 

@@ -1,4 +1,4 @@
-"""Steps of training one after the other, as anyone would write them: the reference that faster ways are tested against."""
+"""Eager training steps, one after the other: the reference that the faster paths are tested against."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .settings import Training
 
 
 class Totals:
-    """Loss and correct answers of an epoch, summed on the device, where nobody waits for them."""
+    """Loss and correct answers of an epoch, summed on the device, so that the host need not wait for them."""
 
     def __init__(self, device: torch.device) -> None:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -32,12 +32,12 @@ class Totals:
             self.right.add_(right)
 
     def means(self, samples: int, counted: bool) -> dict[str, Tensor]:
-        """By name: the mean loss, and the accuracy of answers that were given before they were learnt from."""
+        """By name: the mean loss, and the accuracy on each batch before the step that learns from it."""
         return {"loss": self.loss / samples} | ({"online_accuracy": self.right.double() / samples} if counted else {})
 
 
 class EagerSteps:
-    """The steps of a learner, an epoch at a time."""
+    """Run the training steps of a learner, one epoch at a time."""
 
     path: str = "eager"  # how steps are run, for the record
 
@@ -45,21 +45,21 @@ class EagerSteps:
         check_own_steps(learner.optimizer)
         if training.renew_optimizer:
             trained = [(parameter, None) for parameter in learner.trained()]
-            check_will_clear(learner.optimizer, trained, "Training", ", or give renew_optimizer=False")
+            check_will_clear(learner.optimizer, trained, "Training", ", or pass renew_optimizer=False")
         self.learner, self.training = learner, training
         self.autocast = training.autocast(learner.device)
         learner.precision = lambda: training.autocast(learner.device)
         self.totals = Totals(learner.device)
 
     def epoch(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
-        """One pass over a task's batches, in the order that the generator gives; returns means over it, on the device."""
+        """One pass over a task's batches, in the generator's order; returns means over the epoch, on the device."""
         for means in self.pieces(task, generator):
             if means is not None:
                 return means
         raise AssertionError("an epoch ends with its means")
 
     def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
-        """The same in pieces, with None between them, for runs that take turns; the means come last."""
+        """The same as `epoch`, yielding None between parts of it, so that runs can take turns; the means come last."""
         self.learner.model.train()
         self.totals.clear()
         samples = 0
@@ -69,11 +69,11 @@ class EagerSteps:
                 samples += len(batch.targets)
                 self.step(task, batch)
         if not samples:
-            raise ValueError(f"task {task.name!r} has no batches: Task(batches=...) gave nothing")
+            raise ValueError(f"task {task.name!r} has no batches: Task(batches=...) yielded nothing")
         yield self.totals.means(samples, task.correct is not None)
 
     def evaluate(self, task: Task, network: nn.Module) -> Mapping[str, float | Tensor]:
-        """The task's figures of a network."""
+        """Evaluate a network with the task's `evaluate`."""
         with self.training.arithmetic(self.learner.device), self.training.autocast(self.learner.device):
             return task.evaluate(network) if task.evaluate is not None else {}
 
@@ -83,7 +83,7 @@ class EagerSteps:
         self.totals.add(loss, right, len(batch.targets))
 
     def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
-        """Leave the gradient of loss and penalties with the parameters; returns the loss, and how many were right."""
+        """Compute the gradients of loss and penalties; returns the loss and the number of correct answers."""
         with self.autocast:
             outputs = outputs_of(forward, batch.inputs)  # pyright: ignore[reportArgumentType]
             loss = task.loss(outputs, batch.targets)
@@ -93,8 +93,8 @@ class EagerSteps:
         return loss, right
 
 
-def on(device: torch.device, given: Any) -> Any:
-    """Inputs or targets on the device; what is no tensor, or a dict of them, stays."""
-    if isinstance(given, Tensor):
-        return given.to(device, non_blocking=True)
-    return {name: on(device, value) for name, value in given.items()} if isinstance(given, dict) else given
+def on(device: torch.device, data: Any) -> Any:
+    """Inputs or targets on the device: a tensor, or a dict of tensors. Other objects are returned unchanged."""
+    if isinstance(data, Tensor):
+        return data.to(device, non_blocking=True)
+    return {name: on(device, value) for name, value in data.items()} if isinstance(data, dict) else data

@@ -1,14 +1,15 @@
-"""Many learners of one shape, trained as one: `Stack`.
+"""`Stack`: many learners of one shape, trained as one batched model.
 
-A small network in small batches keeps a GPU waiting: a step is dozens of kernels that take less time than their launch. The
-weights of all members (runs of other seeds, other methods, other tasks) are therefore put into one tensor each,
-(members, *shape), and every kernel works on all of them. On CUDA the whole step is recorded as a graph and replayed.
-Compiled, it is few kernels: the gradient of a single sample is a product of two vectors, which never becomes a matrix.
+A small network with small batches leaves a GPU idle: a step is dozens of kernels, each shorter than its launch. Each weight
+of all members (runs that differ in seed, method or task) is therefore stacked into one tensor, (members, *shape), and every
+kernel works on all members. On CUDA the whole step is recorded as a graph and replayed. Compiled, a step is a few kernels:
+the gradient of a single sample is a product of two vectors, which never becomes a matrix.
 
     gradient <- ∇ loss + λ θ;  gradient <- gradient · min(1, clip/(‖gradient‖ + 1e-6));  θ <- θ - lr · gradient
 
-for each member by itself: its own samples, λ, norm and learning rate. What comes out is what each learner alone would have
-become, up to the order in which products are added up.
+for each member by itself: its own samples, λ, norm and learning rate. The result is that of training each learner alone, up
+to the order of summation. A stack computes all updates itself and cannot call `Learner.backward` and `apply`;
+tests/test_stacked.py compares the two.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ from ...learner import Batch, IndexedTask, Learner
 from ...methods.cbp import CBP
 from ...methods.er import ER
 from ...units import original
-from ..cuda_graph import WARM_UP, beside
+from ..cuda_graph import WARM_UP, on_stream
 from .checks import check_alike, check_all_used, check_one_loss, check_orders, check_stackable, checked_tasks, tensors_of
 from .methods import Member, StackedCBP, StackedER, StackedSGD, Weights, acting, check_methods, check_optimizer
 from .rank_one import OPTIONS, RankOne
 from .samples import marked, of_any_number, stacked_samples
 
-# A gradient is computed twice, for its norm and for the step, and not kept in between, though it reads from four tensors.
+# A gradient is computed twice, for its norm and for the step, and not stored in between, although it reads four tensors.
 _INLINE: dict[str, Any] = {"realize_reads_threshold": 16, "realize_opcount_threshold": 100}
 
 
 class Stack:
-    """Learners whose models are built alike, on one device, trained by SGD, an epoch of an indexed task at a time.
+    """Learners with models of the same build on one device, trained together by SGD, one epoch of an indexed task at a time.
 
-    Between epochs every learner is as if it had been trained alone: test it, measure it, save and load it, have methods act
-    at boundaries. Only `.grad` is not set. Methods that act in every step are L2, ER and CBP; others raise.
+    Between epochs every learner is as if it had been trained alone: it can be tested, measured, saved and loaded, and
+    methods act at boundaries. Only `.grad` is not set. Of methods that act in every step, L2, ER and CBP are supported;
+    others raise.
 
-    Put members with the same methods next to one another: then nothing need be gathered for those methods.
+    Put members with the same methods next to one another, so that these methods need not gather their weights.
 
-    clip: the largest norm of each member's gradient of loss and penalties together. None: no limit.
-    compiled: the step is what torch.compile makes of it, for which the first one waits.
+    clip: the largest norm of each member's gradient, penalties included. None: no limit.
+    compiled: whether to compile the step by torch.compile; the first step waits for the compiler.
 
     >>> from replastic.models import MLP
     >>> from replastic.methods import L2
@@ -57,15 +59,15 @@ class Stack:
     >>> optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
     >>> stack = Stack([Learner(m, o, methods=f) for m, o, f in zip(models, optimizers, methods)], clip=0.5)
 
-    then, for every task of theirs, `stack.begin(tasks)` and `stack.epoch(orders)`.
+    Then call `stack.begin(tasks)` for each round of tasks and `stack.epoch(orders)` for each epoch.
     """
 
     def __init__(self, learners: Sequence[Learner], *, clip: float | None = None, compiled: bool = False) -> None:
         self.learners = list(learners)
         if not self.learners or len({id(learner) for learner in self.learners}) < len(self.learners):
-            raise ValueError(f"Stack of {len(self.learners)} learners: give one or more, each once")
+            raise ValueError(f"Stack of {len(self.learners)} learners: pass one or more, each once")
         if clip is not None and not clip > 0:
-            raise ValueError(f"Stack(clip={clip!r}): give the largest norm of a gradient, above 0, or None")
+            raise ValueError(f"Stack(clip={clip!r}): pass the largest norm of a gradient, above 0, or None")
         self.clip = clip
         self.members = [Member(row, learner) for row, learner in enumerate(self.learners)]
         self.device = self.learners[0].device
@@ -80,21 +82,23 @@ class Stack:
             check_methods(learner.methods)
         self._check()
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._seen: list[IndexedTask] = []  # tasks whose loss was found to be one and the same
+        self._seen: list[IndexedTask] = []  # tasks that were found to have the same loss
 
     def begin(self, tasks: Sequence[IndexedTask]) -> None:
-        """Begin each member's task: for all but the first a boundary, at which methods act."""
+        """Begin each member's task. All but the first are boundaries, at which methods act."""
         if len(tasks) != len(self.learners):
-            raise ValueError(f"{len(tasks)} tasks for {len(self.learners)} learners: give one each")
+            raise ValueError(f"{len(tasks)} tasks for {len(self.learners)} learners: pass one each")
         checked_tasks(tasks)
         for learner, task in zip(self.learners, tasks, strict=True):
             learner.begin(task)
 
     def epoch(self, orders: Tensor) -> dict[str, Tensor]:
-        """Go through each member's samples once in its order; the members' mean loss and, as "online_accuracy", the share of
-        answers that were right before they were learnt from, both (members,) and on the device, where nobody waits for them.
+        """Go through each member's samples once, in its order.
 
-        orders: (members, samples): numbers into the samples of each member's task, as `task.order(generator)` draws them.
+        Returns each member's mean loss and, as "online_accuracy", its accuracy on each batch before the step that learns
+        from it. Both are (members,) and on the device, so that the host need not wait for them.
+
+        orders: (members, samples): indices of the samples of each member's task, as `task.order(generator)` draws them.
         """
         tasks = checked_tasks([learner.task for learner in self.learners])
         self._check()
@@ -109,50 +113,50 @@ class Stack:
             return _Epoch(self, weights, tasks, orders.to(self.device)).run()
 
     def _check(self) -> None:
-        """A method may have changed a model at a boundary, or someone its optimiser."""
+        """Check everything again, because a method may have changed a model, or the caller an optimiser."""
         check_stackable(original(self.learners[0].model))
         for number, learner in enumerate(self.learners):
             learner.notice_frozen()
             check_alike(original(self.learners[0].model), original(learner.model), number)
             check_optimizer(learner)
         if repr(self.model) != repr(original(self.learners[0].model)):
-            raise RuntimeError("the models were changed since the stack was made: make a new Stack of their learners")
+            raise RuntimeError("the models were changed after the stack was made: make a new Stack of their learners")
 
     @contextmanager
     def _lent(self) -> Iterator[Weights]:
-        """Parameters and buffers of all members, by name, as (members, *shape).
+        """Parameters and buffers of all members, by name, stacked as (members, *shape).
 
-        While this lasts each learner's are rows of them, so that whoever acts on a learner acts on the stack. Afterwards
-        they are what they were before, with new values: a view of the stack would be saved with the whole of it.
+        Inside this context each learner's tensors are rows of the stacked ones, so that a change of the learner changes the
+        stack. Afterwards they use their own memory again, because saving a view would save the whole stack.
         """
-        several = [tensors_of(original(learner.model)) for learner in self.learners]
-        own = [{name: tensor.data for name, tensor in tensors.items()} for tensors in several]
-        weights = {name: torch.stack([tensors[name] for tensors in own]) for name in several[0]}
+        members = [tensors_of(original(learner.model)) for learner in self.learners]
+        own = [{name: tensor.data for name, tensor in tensors.items()} for tensors in members]
+        weights = {name: torch.stack([tensors[name] for tensors in own]) for name in members[0]}
         for name, weight in weights.items():
-            for row, tensors in enumerate(several):
+            for row, tensors in enumerate(members):
                 tensors[name].data = weight[row]
-            weight.requires_grad_(several[0][name].requires_grad)
+            weight.requires_grad_(members[0][name].requires_grad)
         try:
             yield weights
         finally:
             with torch.no_grad():
-                for row, tensors in enumerate(several):
+                for row, tensors in enumerate(members):
                     for name, tensor in tensors.items():
                         tensor.data = own[row][name].copy_(weights[name][row])
 
     def _aside(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else beside(self._stream)
+        return nullcontext() if self._stream is None else on_stream(self._stream)
 
 
 class _Epoch:
-    """One pass of all members over their samples; a graph is of one epoch, whose samples, rates and methods it holds."""
+    """One pass of all members over their samples. A graph lasts one epoch, with its samples, rates and methods."""
 
     def __init__(self, stack: Stack, weights: Weights, tasks: Sequence[IndexedTask], orders: Tensor) -> None:
         self.stack, self.weights, self.tasks, self.orders = stack, weights, tasks, orders
         members, device = len(stack.members), stack.device
         self.batch, self.task = tasks[0].batch_size, tasks[0]
         self.samples = stacked_samples([task.samples for task in tasks])
-        self.at = torch.zeros(members, 1, dtype=torch.int64, device=device)  # where in the order a replay stands
+        self.at = torch.zeros(members, 1, dtype=torch.int64, device=device)  # position in the order
         self.within = torch.arange(self.batch, device=device)
         self.loss = torch.zeros(members, dtype=torch.float64, device=device)
         self.right = torch.zeros(members, dtype=torch.int64, device=device)
@@ -175,7 +179,7 @@ class _Epoch:
                 self._replayed(number)
                 seen += self.batch
                 self._between(seen)
-            if seen < samples:  # the odd last batch
+            if seen < samples:  # the smaller last batch
                 self.learn(*self.samples.batch(self.orders[:, seen:]))
                 seen = samples
                 self._between(seen)
@@ -196,15 +200,15 @@ class _Epoch:
             self.taken(self)
 
     def step(self) -> None:
-        """A step that needs nothing from the host: the counter is its own, one for each member, as all that is added up."""
+        """A step that reads nothing from the host: it advances its own counter, one for each member."""
         self.learn(*self.samples.batch(self.orders.gather(1, self.at + self.within)))
         self.at.add_(self.batch)
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One step of every member on its own samples, (members, batch, ...)."""
         asked = self.trained if self.rank_one is None else self.rank_one.biases
-        given = {name: weight.detach() for name, weight in self.weights.items()}
-        wanted, fixed = {name: given.pop(name) for name in asked}, given
+        fixed = {name: weight.detach() for name, weight in self.weights.items()}
+        wanted = {name: fixed.pop(name) for name in asked}
         found = torch.vmap(torch.func.grad(self._one, has_aux=True))(wanted, fixed, inputs, targets)
         gradients, (losses, right, activity, seen) = found
         with torch.no_grad():
@@ -219,7 +223,7 @@ class _Epoch:
             self.right.add_(right)
 
     def _one(self, wanted: Weights, fixed: Weights, inputs: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        """The loss of one member; with it correct answers, the units' activity for CBP, what layers saw for `RankOne`."""
+        """One member's loss, number of correct answers, unit activity for CBP, and layer inputs for `RankOne`."""
         if self.rank_one is not None:
             self.rank_one.listen()
         outputs = functional_call(self.stack.model, {**wanted, **fixed}, (inputs,))
@@ -229,7 +233,7 @@ class _Epoch:
         return loss, (loss, right, activity, self.rank_one.heard() if self.rank_one is not None else {})
 
     def _between(self, seen: int) -> None:
-        """What is rare, or for the host to decide, in the order of the methods."""
+        """Updates that are rare or that the host decides on, in the order of the methods."""
         if self.cbp is not None:
             self.cbp.replace()
         if self.er is not None:
@@ -248,8 +252,8 @@ class _Epoch:
 
 
 def _owned(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients that can be written to: autograd may hand out one tensor for two, or one number as many."""
-    if torch.compiler.is_compiling():  # where copies that are not needed cost nothing
+    """Gradients that can be written to: autograd may return one tensor for two weights, or an expanded one."""
+    if torch.compiler.is_compiling():  # the compiler removes copies that are not needed
         return [gradient.clone() for gradient in gradients]
     seen: set[int] = set()
     owned: list[Tensor] = []
@@ -261,16 +265,16 @@ def _owned(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _compiled(step: Callable[[_Epoch], None], options: dict[str, Any], device: torch.device) -> Callable[[_Epoch], None]:
-    """The compiler gives up on a function that it has compiled in eight ways: every stack has functions of its own."""
+    """Compile a copy of the function for each stack, because torch.compile gives up on one that it compiled eight times."""
     own = FunctionType(step.__code__.replace(), step.__globals__)
     if device.type == "cpu" and torch.__version__ < "2.13":
-        # What torch 2.11 fuses for a CPU may read a weight after its update. CUDA is not affected.
+        # Kernels that torch 2.11 fuses for a CPU may read a weight after its update. CUDA is not affected.
         options = {**options, "max_fusion_size": 1}
     return torch.compile(own, dynamic=False, fullgraph=True, options=options)
 
 
 def _skeleton(model: nn.Module) -> nn.Module:
-    """A copy of the model to be called with stacked weights; hooks on the model itself never see those."""
+    """A copy of the model, to be called with stacked weights, so that hooks on the model itself do not see them."""
     skeleton = copy.deepcopy(model).train()
     for module in skeleton.modules():
         if type(module) is nn.Linear:
@@ -279,8 +283,8 @@ def _skeleton(model: nn.Module) -> nn.Module:
 
 
 def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
-    """As nn.Linear, with the weight on the left: vmapped, its own product makes gradients that lie transposed in memory,
-    and adding those to weights costs several times what it should."""
+    """nn.Linear with the weight on the left: under vmap the usual product makes gradients that are transposed in memory,
+    and adding those to weights is several times slower."""
     samples = input.reshape(-1, input.shape[-1])
     outputs = (layer.weight @ samples.mT).mT
     return (outputs if layer.bias is None else outputs + layer.bias).reshape(*input.shape[:-1], -1)
