@@ -196,7 +196,7 @@ def deviations(chosen: Iterable[WeightMatrix]) -> Row:
     worst, of, null, over = 0.0, "", 0, 0
     for weight in chosen:
         stack = weight.stack()
-        matrix = stack.read().double()
+        matrix = stack.gather().double()
         matrix = matrix.reshape(-1, *matrix.shape[-2:]) / weight.scale_of(stack)
         matrix = matrix.mT if matrix.shape[-2] < matrix.shape[-1] else matrix
         n = matrix.shape[-1]

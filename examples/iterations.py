@@ -27,7 +27,7 @@ def main() -> None:
     print(f"A network of 64-256-256-10 units, trained on 1,400 digits; test accuracy {accuracy:.3f} on 397 others.\n")
     print(f"{'':<12}{'':>16}" + "".join(f"{f'k={k}':>9}" for k in range(1, STEPS + 1)))
     for weight in rp.select(net).chosen:
-        sigma = torch.linalg.svdvals(weight.stack().read().double())
+        sigma = torch.linalg.svdvals(weight.stack().gather().double())
         sfe, dfi = every_step(sigma, weight.scale)
         norm, lowest = float(sigma.square().sum()), 1 + sfe.index(min(sfe))
         falls = all(after <= before for before, after in itertools.pairwise(sfe))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from replastic.linalg import exact
-from replastic.linalg.batches import Batch, Stack, _merge_small, make_batches
+from replastic.linalg.batches import Batch, MatrixStack, _merge_small, make_batches
 from replastic.linalg.polar_factor import PolarOptions, scratch_bytes
 from replastic.linalg.schedules import halley_weights, minimax_quintics
 from tests.test_polar import allowed_error, relative_error, svd_factor, with_condition
@@ -71,7 +71,7 @@ def test_halley_steps_bring_the_interval_to_where_they_say() -> None:
 
 
 def test_small_shapes_are_padded_into_larger_ones_as_far_as_the_budget_goes() -> None:
-    small, wide, large = (Stack(torch.empty(shape)) for shape in ((9, 64, 3), (10, 256), (28, 256, 256)))
+    small, wide, large = (MatrixStack(torch.empty(shape)) for shape in ((9, 64, 3), (10, 256), (28, 256, 256)))
     shapes = {stack.sides: [(index, stack)] for index, stack in enumerate((small, wide, large))}
     _merge_small(shapes, lambda m, n: 1000)
     assert {shape: sum(stack.count for _, stack in parts) for shape, parts in shapes.items()} == {(256, 256): 38}
@@ -82,7 +82,7 @@ def test_small_shapes_are_padded_into_larger_ones_as_far_as_the_budget_goes() ->
 
 @pytest.mark.parametrize("budget", [1, 10_000, 100_000, 10**9])
 def test_batches_hold_every_matrix_once_and_within_the_budget(budget: int) -> None:
-    stacks = [Stack(torch.empty(3, 3, 16, 8)), Stack(torch.empty(8, 16)), Stack(torch.empty(5, 40, 40))]
+    stacks = [MatrixStack(torch.empty(3, 3, 16, 8)), MatrixStack(torch.empty(8, 16)), MatrixStack(torch.empty(5, 40, 40))]
     bytes_of = scratch_bytes(PolarOptions("published"))
     batches = make_batches(stacks, bytes_of, budget)
     owners = sorted(owner for batch in batches for owner in batch.owners)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import replastic as rp
 from replastic.linalg import PolarOptions, polar, smaller_side_deviation
-from replastic.linalg.batches import Batch, Stack
+from replastic.linalg.batches import Batch, MatrixStack
 from replastic.linalg.polar_factor import polar_batch
 from tests.test_polar import plain_loop, relative_error
 
@@ -56,11 +56,11 @@ def test_fire_is_appendix_c(method: str, device: torch.device) -> None:
 
 def test_the_report_says_what_was_done(device: torch.device) -> None:
     net = Net().to(device)
-    before = {weight.name: weight.stack().read().clone() for weight in rp.select(net).chosen}
+    before = {weight.name: weight.stack().gather().clone() for weight in rp.select(net).chosen}
     report = rp.fire_(net, method="exact")
     assert [layer.name for layer in report.layers] == list(before)
     for layer, weight in zip(report.layers, rp.select(net).chosen, strict=True):
-        old, new = before[layer.name].double(), weight.stack().read().double()
+        old, new = before[layer.name].double(), weight.stack().gather().double()
         columns = layer.matrices * min(layer.shape)
         assert layer.matrices == math.prod(old.shape[:-2])
         assert layer.shape == tuple(old.shape[-2:])
@@ -186,7 +186,7 @@ def test_weights_at_the_ends_of_the_number_range_are_fired_as_any(dtype: torch.d
             assert layer.dfi_before == math.inf or dtype == torch.float32
         else:
             assert layer.dfi_before == pytest.approx(1)
-            (fired,) = (weight.stack().read() for weight in rp.select(net).chosen if weight.name == layer.name)
+            (fired,) = (weight.stack().gather() for weight in rp.select(net).chosen if weight.name == layer.name)
             assert layer.sfe == pytest.approx(float(fired.double().square().sum()), rel=1e-5)
             assert layer.sfe_normalised > 1e70
 
@@ -274,7 +274,7 @@ def test_half_precision_is_reported_as_it_is_stored(device: torch.device) -> Non
     net = nn.Sequential(nn.Linear(64, 64), nn.Conv2d(8, 6, 3)).to(device, torch.bfloat16)
     report = rp.fire_(net, method="exact")
     for layer, weight in zip(report.layers, rp.select(net).chosen, strict=True):
-        stored = weight.stack().read().double() / layer.scale
+        stored = weight.stack().gather().double() / layer.scale
         expected = float(smaller_side_deviation(stored).sum()) / (layer.matrices * min(layer.shape))
         assert layer.dfi_after == pytest.approx(expected, rel=1e-3)
         assert 1e-7 < layer.dfi_after < 1e-4  # bfloat16 has 8 bits
@@ -301,8 +301,8 @@ def test_padding_a_matrix_into_a_larger_batch_changes_nothing(method: str, devic
     small, wide, full = (torch.randn(shape, device=device) for shape in ((2, 9, 5), (7, 12), (20, 16)))
     written = [torch.empty_like(matrix) for matrix in (small, wide, full)]
     options = PolarOptions(method)
-    read = Batch([(0, Stack(small)), (1, Stack(wide)), (2, Stack(full))], 20, 16)
-    write = Batch([(index, Stack(matrix)) for index, matrix in enumerate(written)], 20, 16)
+    read = Batch([(0, MatrixStack(small)), (1, MatrixStack(wide)), (2, MatrixStack(full))], 20, 16)
+    write = Batch([(index, MatrixStack(matrix)) for index, matrix in enumerate(written)], 20, 16)
     write.scatter_(polar_batch(read.gather(torch.float32), options, read.sizes).factor)
     for found, matrix in zip(written, (small, wide, full), strict=True):
         assert relative_error(found, polar(matrix, method)) < 1e-6

@@ -27,7 +27,7 @@ def _double() -> object:
 
 
 def read(layer: nn.Module) -> list[Tensor]:
-    return [weight.stack().read() for weight in matrices(layer)]
+    return [weight.stack().gather() for weight in matrices(layer)]
 
 
 def convolve(layer: nn.Module, taps: Tensor, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def test_attention_is_rebuilt_from_its_query_key_and_value_matrices(kind: str) -
     assert [weight.role for weight in found] == ["query", "key", "value"]
     assert [weight.name.partition(":")[2] for weight in found] == ["query", "key", "value"]
     given = [torch.randn(4, weight.stack().columns) for weight in found]
-    q, k, v = (x @ weight.stack().read().T for x, weight in zip(given, found, strict=True))
+    q, k, v = (x @ weight.stack().gather().T for x, weight in zip(given, found, strict=True))
     q, k, v = (x.unflatten(1, (2, 4)).transpose(0, 1) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1) @ layer.out_proj.weight.T
     torch.testing.assert_close(out, layer(*(x[None] for x in given))[0][0], **ROUNDING)
@@ -133,7 +133,7 @@ def recur(mode: str, weights: dict[str, Tensor], xs: Tensor, hidden: int) -> Ten
 def test_a_recurrent_layer_is_rebuilt_from_one_matrix_for_each_gate(mode: str) -> None:
     mode, _, projected = mode.partition(" ")
     layer = getattr(nn, mode)(3, 5, num_layers=2, bias=False, bidirectional=True, **({"proj_size": 2} if projected else {}))
-    weights = {weight.name: weight.stack().read() for weight in matrices(layer)}
+    weights = {weight.name: weight.stack().gather() for weight in matrices(layer)}
     assert len(weights) == len(list(layer.parameters()))
     xs = torch.randn(4, 3)
     expected = layer(xs)[0]
@@ -151,7 +151,7 @@ def test_a_recurrent_layer_is_rebuilt_from_one_matrix_for_each_gate(mode: str) -
 @pytest.mark.parametrize("mode", ["RNN", "GRU", "LSTM"])
 def test_a_recurrent_cell_is_rebuilt_from_one_matrix_for_each_gate(mode: str) -> None:
     layer = getattr(nn, f"{mode}Cell")(3, 5, bias=False)
-    weights = {weight.name.removeprefix("weight_"): weight.stack().read() for weight in matrices(layer)}
+    weights = {weight.name.removeprefix("weight_"): weight.stack().gather() for weight in matrices(layer)}
     xs, state = torch.randn(2, 3), None
     for x in xs:
         state = layer(x, state)
@@ -190,8 +190,8 @@ def test_a_norms_gain_is_a_diagonal(make: Callable[[], nn.Module]) -> None:
     layer, x = make(), torch.randn(2, 4, 3, 3)
     before = layer(x)
     (weight,) = matrices(layer)
-    assert weight.stack().read().shape == (*layer.weight.shape, 1, 1)
-    weight.stack().write_(weight.stack().read() * 2)
+    assert weight.stack().gather().shape == (*layer.weight.shape, 1, 1)
+    weight.stack().scatter_(weight.stack().gather() * 2)
     assert torch.equal(layer(x), 2 * before)  # bias is zero, and doubling is exact
 
 
@@ -340,7 +340,7 @@ def test_an_unusual_fused_projection_is_split_rightly_or_left_alone_and_listed(
 def test_gpt2s_cross_attention_holds_keys_and_values_only() -> None:
     model = hugging_face("GPT2", **GPT2_LIKE, add_cross_attention=True)
     layer, x = model.h[0].crossattention.c_attn, torch.randn(2, 24)
-    parts = {w.role: w.stack().read() for w in select(model, "*crossattention.c_attn").chosen}
+    parts = {w.role: w.stack().gather() for w in select(model, "*crossattention.c_attn").chosen}
     assert list(parts) == ["key", "value"]
     for part, output in zip(parts.values(), layer(x).split(24, dim=-1), strict=True):
         torch.testing.assert_close(x @ part.T, output, **ROUNDING)
@@ -349,7 +349,7 @@ def test_gpt2s_cross_attention_holds_keys_and_values_only() -> None:
 def test_phi3s_gate_and_up_are_two_maps() -> None:
     model = hugging_face("Phi3", **SMALL, num_key_value_heads=2)
     mlp, x = model.layers[0].mlp, torch.randn(2, 24)
-    gate, up = (w.stack().read() for w in select(model, ["*:gate", "*:up"]).chosen)
+    gate, up = (w.stack().gather() for w in select(model, ["*:gate", "*:up"]).chosen)
     expected = mlp.down_proj((x @ up.T) * F.silu(x @ gate.T))
     torch.testing.assert_close(mlp(x), expected, **ROUNDING)
 
@@ -390,10 +390,10 @@ def test_what_is_written_to_the_views_is_written_to_the_weights_once_each(make: 
     where = {id(w.parameter): (w.parameter, w.parameter.data_ptr(), w.parameter.stride()) for w in found}
     for parameter, _, _ in where.values():
         parameter.data.zero_()
-    new = [torch.randn_like(weight.stack().read()) for weight in found]
+    new = [torch.randn_like(weight.stack().gather()) for weight in found]
     for weight, matrix in zip(found, new, strict=True):
         weight.stack().view.add_(matrix.view(weight.stack().view.shape))
-    assert all(torch.equal(weight.stack().read(), matrix) for weight, matrix in zip(found, new, strict=True))
+    assert all(torch.equal(weight.stack().gather(), matrix) for weight, matrix in zip(found, new, strict=True))
     for parameter, pointer, strides in where.values():
         assert parameter.count_nonzero() == parameter.numel()
         assert (parameter.data_ptr(), parameter.stride()) == (pointer, strides)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor, nn
 
-from ..linalg.batches import Stack
+from ..linalg.batches import MatrixStack
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..listing import some
 from ..measures.range import value_of
@@ -183,7 +183,7 @@ def _report(
     values = stored.read(files[stored.file]).to(device)
     weight = replace(weight, parameter=nn.Parameter(values, requires_grad=False))
     stack, unfolded = weight.stack(), unfolded_weight(weight, layer)
-    seen = Stack(unfolded.view(values), unfolded.out_axes, unfolded.in_axes).read()  # (..., out, in)
+    seen = MatrixStack(unfolded.view(values), unfolded.out_axes, unfolded.in_axes).gather()  # (..., out, in)
     report = MatrixReport(
         weight.name,
         weight.kind,

@@ -6,120 +6,79 @@ alone is what makes the plain loop slow on a GPU.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Stack:
-    """A strided view into a weight, read as matrices (..., out, in) that can be written back.
+class MatrixStack:
+    """The matrices of a weight: `gather` returns them to compute on, `scatter_` writes them back to where the weight lives.
 
-    `view` has the axes (*leading, *out axes, *in axes): out or in may span several axes, because a weight is often a
-    matrix only after axes are merged, and merging the axes of a strided view would copy it.
+    Here the weight lives in a tensor; `weights.place` has the same for a weight that lives elsewhere.
+
+    view: a strided view into the weight with the axes (*leading, *out axes, *in axes). Out or in may span several axes,
+        because a weight is often a matrix only after axes are merged.
     """
 
-    view: Tensor
-    out_axes: int = 1
-    in_axes: int = 1
+    def __init__(self, view: Tensor, out_axes: int = 1, in_axes: int = 1) -> None:
+        lead, last = view.ndim - out_axes - in_axes, view.ndim - in_axes
+        self.view, self.out_axes, self.in_axes = view, out_axes, in_axes
+        self.device, self.dtype = view.device, view.dtype
+        self.leading = tuple(view.shape[:lead])
+        self.count = math.prod(self.leading)
+        self.rows, self.columns = math.prod(view.shape[lead:last]), math.prod(view.shape[last:])
+        self.sides = max(self.rows, self.columns), min(self.rows, self.columns)  # (long, short)
 
-    @cached_property
-    def leading(self) -> tuple[int, ...]:
-        return tuple(self.view.shape[: self.view.ndim - self.out_axes - self.in_axes])
-
-    @cached_property
-    def count(self) -> int:
-        return math.prod(self.leading)
-
-    @cached_property
-    def rows(self) -> int:
-        axes = self.view.shape[len(self.leading) :]
-        return math.prod(axes[: self.out_axes])
-
-    @cached_property
-    def columns(self) -> int:
-        return math.prod(self.view.shape[self.view.ndim - self.in_axes :])
-
-    @cached_property
-    def sides(self) -> tuple[int, int]:
-        """(long, short)"""
-        return max(self.rows, self.columns), min(self.rows, self.columns)
-
-    def read(self) -> Tensor:
-        """The matrices, (*leading, out, in): a view where strides allow it, else a copy."""
+    def gather(self) -> Tensor:
+        """The matrices, (*leading, rows, columns): a view where strides allow it, else a copy."""
         return self.view.reshape(*self.leading, self.rows, self.columns)
 
-    def write_(self, matrices: Tensor) -> None:
-        self.view.copy_(matrices.reshape(self.view.shape))
+    def scatter_(self, new: Tensor) -> None:
+        """Write matrices of the shape that `gather` returns; storage, dtype, device and strides of the weight stay."""
+        self.view.copy_(new.reshape(self.view.shape))
 
-    def split(self) -> list[Stack]:
+    def split(self) -> list[MatrixStack]:
         """One stack for each entry of the first leading axis."""
-        return [Stack(part, self.out_axes, self.in_axes) for part in self.view.unbind(0)]
+        return [MatrixStack(part, self.out_axes, self.in_axes) for part in self.view.unbind(0)]
 
 
-@dataclass(frozen=True)
 class Batch:
     """Matrices of about one shape, oriented tall: (count, m, n) with m >= n.
 
     Smaller ones are padded with zeros, which every odd map of singular values leaves at zero.
+
+    parts: stacks, each with the index of the weight that it is a part of.
     """
 
-    parts: list[tuple[int, Stack]]  # (which of the given stacks, the part of it)
-    m: int
-    n: int
-
-    @cached_property
-    def count(self) -> int:
-        return sum(stack.count for _, stack in self.parts)
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0][1].view.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.parts[0][1].view.dtype
-
-    @cached_property
-    def owners(self) -> list[int]:
-        """For each matrix of the batch, the index of the stack it came from."""
-        return list(itertools.chain.from_iterable([index] * stack.count for index, stack in self.parts))
-
-    @cached_property
-    def sizes(self) -> list[tuple[int, int]]:
-        """For each matrix of the batch, its own (long side, short side)."""
-        return list(itertools.chain.from_iterable([stack.sides] * stack.count for _, stack in self.parts))
+    def __init__(self, parts: Sequence[tuple[int, MatrixStack]], m: int, n: int) -> None:
+        self.stacks, self.m, self.n = [stack for _, stack in parts], m, n
+        self.device, self.dtype = self.stacks[0].device, self.stacks[0].dtype
+        self.owners = [index for index, stack in parts for _ in range(stack.count)]  # for each matrix, its weight's index
+        self.sizes = [stack.sides for stack in self.stacks for _ in range(stack.count)]  # and its own (long, short) side
+        self.count = len(self.owners)
 
     def gather(self, dtype: torch.dtype) -> Tensor:
-        padded = any(stack.sides != (self.m, self.n) for _, stack in self.parts)
+        padded = any(stack.sides != (self.m, self.n) for stack in self.stacks)
         make = torch.zeros if padded else torch.empty
         tall = make(self.count, self.m, self.n, dtype=dtype, device=self.device)
         for stack, block in self._blocks(tall):
-            block.copy_(stack.view)
+            block.copy_(stack.gather())
         return tall
 
     def scatter_(self, tall: Tensor) -> None:
         for stack, block in self._blocks(tall):
-            stack.view.copy_(block)
+            stack.scatter_(block)
 
-    def _blocks(self, tall: Tensor) -> Iterator[tuple[Stack, Tensor]]:
-        """Each part with its block of `tall`, seen with the axes of the part's own view."""
+    def _blocks(self, tall: Tensor) -> Iterator[tuple[MatrixStack, Tensor]]:
+        """Each stack with its block of `tall`, in the shape that the stack's `gather` has."""
         start = 0
-        for _, stack in self.parts:
+        for stack in self.stacks:
             m, n = stack.sides
             block = tall[start : start + stack.count, :m, :n]
             start += stack.count
             block = block.mT if stack.columns > stack.rows else block
-            axes = stack.view.shape[len(stack.leading) :]
-            if stack.in_axes > 1:
-                block = block.unflatten(2, axes[stack.out_axes :])
-            if stack.out_axes > 1:
-                block = block.unflatten(1, axes[: stack.out_axes])
             if len(stack.leading) != 1:
                 block = block.unflatten(0, stack.leading) if stack.leading else block[0]
             yield stack, block
@@ -129,17 +88,17 @@ class Batch:
 BytesOf = Callable[[int, int, torch.device, torch.dtype], int]
 
 
-def make_batches(stacks: Sequence[Stack], bytes_of: BytesOf, budget: int) -> list[Batch]:
+def make_batches(stacks: Sequence[MatrixStack], bytes_of: BytesOf, budget: int) -> list[Batch]:
     """Batches that together hold every matrix once, largest first, each within `budget` bytes of scratch memory.
 
     bytes_of: scratch that one m x n matrix needs. A batch holds at least one matrix, however large. Largest first, so
     that memory that does not suffice is most likely found out before anything was written.
     """
-    groups: dict[tuple[torch.device, torch.dtype], dict[tuple[int, int], list[tuple[int, Stack]]]] = {}
+    groups: dict[tuple[torch.device, torch.dtype], dict[tuple[int, int], list[tuple[int, MatrixStack]]]] = {}
     pending = list(enumerate(stacks))[::-1]
     while pending:
         index, stack = pending.pop()
-        device, dtype = stack.view.device, stack.view.dtype
+        device, dtype = stack.device, stack.dtype
         if stack.count > 1 and stack.count * bytes_of(*stack.sides, device, dtype) > _limit(device, budget):
             pending.extend((index, part) for part in reversed(stack.split()))
         else:
@@ -154,12 +113,14 @@ def make_batches(stacks: Sequence[Stack], bytes_of: BytesOf, budget: int) -> lis
             total = sum(stack.count for _, stack in parts)
             # Batches of about equal size: one that is left with a single matrix takes as long as a full one.
             fair, room = math.ceil(total / math.ceil(total / most)), 0
+            together: list[list[tuple[int, MatrixStack]]] = []
             for index, stack in parts:
                 if stack.count > room:
-                    made.append(Batch([], m, n))
+                    together.append([])
                     room = fair
-                made[-1].parts.append((index, stack))  # before anything of the batch was asked for and cached
+                together[-1].append((index, stack))
                 room -= stack.count
+            made += [Batch(some, m, n) for some in together]
     return sorted(made, key=lambda batch: -batch.count * bytes_of(batch.m, batch.n, batch.device, batch.dtype))
 
 
@@ -177,7 +138,7 @@ _MERGE_BELOW = 1.2e9
 _LAUNCHES_HIDE_BEHIND = 2e10
 
 
-def _merge_small(by_shape: dict[tuple[int, int], list[tuple[int, Stack]]], room: Callable[[int, int], int]) -> None:
+def _merge_small(by_shape: dict[tuple[int, int], list[tuple[int, MatrixStack]]], room: Callable[[int, int], int]) -> None:
     """room(m, n): how many matrices of that shape fit the budget."""
 
     def count(shape: tuple[int, int]) -> int:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from .batches import BytesOf, Stack, make_batches
+from .batches import BytesOf, MatrixStack, make_batches
 from .exact import exact_factor, svd_factor
 from .half import half_factor, half_pays
 from .newton_schulz import COEFFICIENTS, MAX_STEPS, Coefficients, frobenius_normalised, newton_schulz
@@ -180,8 +180,8 @@ def polar_with_info(matrix: Tensor, options: PolarOptions, *, budget: int = DEFA
     if not torch.isfinite(matrix).all():
         raise ValueError("polar needs finite entries: the matrix holds NaN or infinity")
     factor = torch.empty_like(matrix)
-    source = make_batches([Stack(matrix)], scratch_bytes(options), budget)
-    target = make_batches([Stack(factor)], scratch_bytes(options), budget)
+    source = make_batches([MatrixStack(matrix)], scratch_bytes(options), budget)
+    target = make_batches([MatrixStack(factor)], scratch_bytes(options), budget)
     rows = []
     for read, write in zip(source, target, strict=True):
         w = read.gather(work_dtype(matrix.dtype))

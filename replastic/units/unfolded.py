@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..linalg.batches import Stack
+from ..linalg.batches import MatrixStack
 from ..linalg.polar_factor import work_dtype
 from ..weights import Where, select
 from ..weights.inventory import WeightMatrix
@@ -33,7 +33,7 @@ class Unfolded:
         """(..., out, in), in float32 or better; a view if it can be."""
         view = self.view(tensor)
         plain = view.ndim == 2 == self.out_axes + self.in_axes
-        matrices = view if plain else Stack(view, self.out_axes, self.in_axes).read()
+        matrices = view if plain else MatrixStack(view, self.out_axes, self.in_axes).gather()
         return matrices.to(work_dtype(matrices.dtype))
 
     def gather(self, found: list[Tensor | None], parameters: Sequence[Tensor], matrices: Tensor) -> None:
@@ -45,7 +45,7 @@ class Unfolded:
         held = found[self.parameter]
         if held is None:  # zero where parts of a fused weight were not selected
             held = found[self.parameter] = torch.zeros_like(parameter)
-        Stack(self.view(held), self.out_axes, self.in_axes).write_(matrices)
+        MatrixStack(self.view(held), self.out_axes, self.in_axes).scatter_(matrices)
 
 
 def unfold(model: nn.Module, where: Where, *, frozen: bool = False) -> tuple[list[nn.Parameter], list[Unfolded]]:

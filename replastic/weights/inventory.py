@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules import conv
 from torch.nn.utils.parametrize import ParametrizationList
 
-from ..linalg.batches import Stack
+from ..linalg.batches import MatrixStack
 from ..linalg.polar_factor import DEVICES, FLOAT_DTYPES
 from .layers import ATTENTION, FUSED, Kind, Layout, UnknownLayout, is_lazy, layouts, role_of
 from .sharded import DTENSOR, INSTEAD
@@ -39,10 +39,10 @@ class WeightMatrix:
     def __repr__(self) -> str:
         return f"WeightMatrix({self.name!r}, {self.kind}, parameter {tuple(self.parameter.shape)})"
 
-    def stack(self, tensor: Tensor | None = None) -> Stack:
+    def stack(self, tensor: Tensor | None = None) -> MatrixStack:
         """The matrices as views into the parameter, or into another tensor of its shape (optimiser state, a mask)."""
         seen = self.parameter if tensor is None else tensor
-        return Stack(self.layout.view(seen.detach()), self.layout.out_axes, self.layout.in_axes)
+        return MatrixStack(self.layout.view(seen.detach()), self.layout.out_axes, self.layout.in_axes)
 
     @property
     def scale(self) -> float:
@@ -94,7 +94,7 @@ def matrices(layer: nn.Module, name: str = "", parent: nn.Module | None = None) 
     name, parent: where the layer sits in its model; a fused projection is recognised by its name, and how its rows are
         dealt out may depend on what the module around it says of its heads.
 
-    >>> [(m.name, m.stack().read().shape) for m in matrices(nn.Conv2d(3, 8, 5))]
+    >>> [(m.name, m.stack().gather().shape) for m in matrices(nn.Conv2d(3, 8, 5))]
     [('weight', torch.Size([5, 5, 8, 3]))]
     >>> [m.name for m in matrices(nn.MultiheadAttention(8, 2))]
     ['in_proj_weight:query', 'in_proj_weight:key', 'in_proj_weight:value']

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..linalg.batches import Batch, Stack, make_batches
+from ..linalg.batches import Batch, MatrixStack, make_batches
 from ..linalg.polar_factor import (
     DEFAULT_BUDGET,
     BatchResult,
@@ -46,7 +46,7 @@ class Account:
     It holds numbers only, no weights, and so keeps no model alive.
     """
 
-    def __init__(self, stacks: Sequence[Stack], scales: Sequence[float]) -> None:
+    def __init__(self, stacks: Sequence[MatrixStack], scales: Sequence[float]) -> None:
         self.counts = [stack.count for stack in stacks]
         self.shapes = [(stack.rows, stack.columns) for stack in stacks]
         self.scales = scales
