@@ -21,6 +21,7 @@ from torch.nn.modules import conv
 from ..weights import Selection, Where
 from ..weights.inventory import Inventory, Unavailable, WeightMatrix, take_inventory
 from ..weights.layers import FUSED, Kind, UnknownLayout, layouts, role_of
+from ..weights.place import region_of
 from ..weights.select import choose
 from .families import HEADS, TARGET, TIED, layer_of
 from .holders import LORA, Holder, Holders
@@ -139,7 +140,7 @@ class Skeleton:
         """Of unknown weights that can be taken: all that are the same tensor."""
         weight = _parameter(self.model, name)
         others = ((other, _parameter(self.model, other)) for other in self.unknown if other != name)
-        same = [other for other, its in others if its.data_ptr() == weight.data_ptr() and its.shape == weight.shape]
+        same = [other for other, its in others if region_of(its) == region_of(weight) and its.shape == weight.shape]
         return [name, *(other for other in same if self._askable(other))]
 
     def take_as_plain(self, name: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..listing import some
 from ..units import original
+from ..weights.place import region_of
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -116,7 +117,7 @@ def first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dic
 
 def check_not_shared(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
     """Raise if saved weights share memory with the model, and so change with it."""
-    shared = [name for name, tensor in mine.items() if tensor.numel() and tensor.data_ptr() == saved[name].data_ptr()]
+    shared = [name for name, tensor in mine.items() if region_of(tensor) == region_of(saved[name])]
     if shared:
         raise ValueError(
             f"{what} holds the model's own {shared[0]!r}, which changes as the model trains: "
@@ -177,7 +178,7 @@ def plain(name: str) -> str:
 
 def memory(parameter: Tensor) -> tuple[object, ...]:
     """A key that is equal for parameters that share their memory, whether or not they are one object."""
-    return parameter.data_ptr(), parameter.shape, parameter.device
+    return region_of(parameter), parameter.shape
 
 
 def moved(saved: Any, like: Any, device: torch.device) -> Any:

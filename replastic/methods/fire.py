@@ -43,6 +43,7 @@ from ..linalg.products import Precision
 from ..optim import as_list, check_clearable, clear_state_, holds
 from ..weights import LeftAlone, Selection, Where, select
 from ..weights.inventory import WeightMatrix
+from ..weights.place import place_of
 from ..weights.project import Figures, project_
 from ..weights.sharded import check_no_fsdp
 
@@ -128,7 +129,7 @@ def fire_(
     if options.rank == "raise":
         raise ValueError('fire_ changes all or nothing: use rank="partial" or "complete", or check with linalg.polar')
     check_no_fsdp(model)  # other DTensors are refused if they are selected
-    selection = select(model, where)
+    selection = select(model, where, elsewhere=True)
     _check_finite(selection)
     to_clear = _optimizer_entries(selection, optimizer)
     account = project_(selection.chosen, options, budget)
@@ -204,11 +205,13 @@ def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options:
 
 
 def _check_finite(selection: Selection) -> None:
-    weights = {id(weight.parameter): weight for weight in selection.chosen}
+    placed = {id(weight.parameter): weight for weight in selection.chosen if place_of(weight.parameter) is not None}
+    own = {id(weight.parameter): weight for weight in selection.chosen if id(weight.parameter) not in placed}
     # One call and one synchronisation for the model. Finite weights can overflow a norm, so only a finite one is proof.
-    if torch.nn.utils.get_total_norm([weight.parameter.detach() for weight in weights.values()]).isfinite():
-        return
-    bad = [weight.name.partition(":")[0] for weight in weights.values() if not weight.parameter.isfinite().all()]
+    if own and torch.nn.utils.get_total_norm([weight.parameter.detach() for weight in own.values()]).isfinite():
+        own = {}
+    suspects = [*own.values(), *placed.values()]
+    bad = [weight.name.partition(":")[0] for weight in suspects if not weight.whole().isfinite().all()]
     if bad:
         raise ValueError(
             f"{', '.join(bad[:5])}{' and more' if len(bad) > 5 else ''}: NaN or infinite entries, which have no nearest "

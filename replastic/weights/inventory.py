@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from ..linalg.batches import MatrixStack
 from ..linalg.polar_factor import DEVICES, FLOAT_DTYPES
 from .layers import ATTENTION, FUSED, Kind, Layout, UnknownLayout, is_lazy, layouts, role_of
+from .place import PlacedStack, Region, place_of, region_of
 from .sharded import DTENSOR, INSTEAD
 
 _FLOATS = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES)
@@ -40,30 +42,39 @@ class WeightMatrix:
         return f"WeightMatrix({self.name!r}, {self.kind}, parameter {tuple(self.parameter.shape)})"
 
     def stack(self, tensor: Tensor | None = None) -> MatrixStack:
-        """The matrices as views into the parameter, or into another tensor of its shape (optimiser state, a mask)."""
-        seen = self.parameter if tensor is None else tensor
-        return MatrixStack(self.layout.view(seen.detach()), self.layout.out_axes, self.layout.in_axes)
+        """The matrices of the weight, or of another tensor of its shape (optimiser state, a mask)."""
+        layout, seen = self.layout, self.parameter if tensor is None else tensor
+        view, place = layout.view(seen.detach()), place_of(seen)
+        if place is not None:
+            return PlacedStack(place, layout.view, view, layout.out_axes, layout.in_axes)
+        return MatrixStack(view, layout.out_axes, layout.in_axes)
+
+    def whole(self) -> Tensor:
+        """All numbers of the parameter, the other parts of a fused weight included; a place may return a copy."""
+        place = place_of(self.parameter)
+        return self.parameter.detach() if place is None else place.gather()
 
     @property
     def scale(self) -> float:
         """The size FIRE gives an isometry in this layer: sqrt(out/in), divided by the kernel's area (appendix C)."""
         return self.scale_of(self.stack())
 
-    def scale_of(self, stack: Stack) -> float:
+    def scale_of(self, stack: MatrixStack) -> float:
         """`scale`, for a caller that has the stack already."""
         return math.sqrt(stack.rows / stack.columns) / self.layout.kernel_area
 
-    @property
-    def memory(self) -> tuple[object, ...]:
+    @cached_property
+    def region(self) -> Region:
         """Equal for weights that are the same memory, be it one parameter or two."""
-        return self.parameter.device, self.parameter.data_ptr(), self.parameter.numel()
+        return region_of(self.parameter)
 
     @property
     def reading(self) -> tuple[object, ...]:
         """Equal for weights that are, in addition, the same matrices of it."""
         view = self.stack().view
         axes = tuple((size, stride) for size, stride in zip(view.shape, view.stride(), strict=True) if size > 1)
-        return view.device, view.data_ptr(), axes
+        offset = view.storage_offset() - self.parameter.storage_offset()
+        return self.region.where, self.region.start + offset * view.itemsize, axes
 
 
 @dataclass(frozen=True)
@@ -108,10 +119,11 @@ def matrices(layer: nn.Module, name: str = "", parent: nn.Module | None = None) 
     return found.weights
 
 
-def take_inventory(model: nn.Module, *, frozen: bool = False) -> Inventory:
+def take_inventory(model: nn.Module, *, frozen: bool = False, elsewhere: bool = False) -> Inventory:
     """All weights of a model, each tensor once, under its first name and with its others.
 
     frozen: whether weights that do not train count as well, for those who only read.
+    elsewhere: whether weights that live in a `Place` count, for callers that gather and scatter them.
     """
     found = Inventory()
     # torch.compile wraps a module in another that holds it as "_orig_mod"; under its own name stands the original.
@@ -121,12 +133,12 @@ def take_inventory(model: nn.Module, *, frozen: bool = False) -> Inventory:
     }
     for name, module in modules.items():
         if not isinstance(module, ParametrizationList):
-            _read(module, name, modules[name.rpartition(".")[0]] if name else None, found)
+            _read(module, name, modules[name.rpartition(".")[0]] if name else None, found, elsewhere)
     found.modules = list(modules)
-    embeddings = {weight.memory for weight in found.weights if weight.kind == "embedding"}
-    fixed = {weight.memory for weight in found.weights if not (frozen or weight.parameter.requires_grad)}
-    changeable = [weight for weight in found.weights if weight.memory not in fixed]
-    left = [weight for weight in found.weights if weight.memory in fixed]
+    embeddings = {weight.region for weight in found.weights if weight.kind == "embedding"}
+    fixed = {weight.region for weight in found.weights if not (frozen or weight.parameter.requires_grad)}
+    changeable = [weight for weight in found.weights if weight.region not in fixed]
+    left = [weight for weight in found.weights if weight.region in fixed]
     found.skipped += [
         Unavailable(
             w.name,
@@ -142,17 +154,18 @@ def take_inventory(model: nn.Module, *, frozen: bool = False) -> Inventory:
     return found
 
 
-def unusable(parameter: Tensor) -> str | None:
+def unusable(parameter: Tensor, elsewhere: bool = False) -> str | None:
     """Why a tensor cannot be read and rewritten as a float matrix, and what to do about it; None if it can."""
+    place = place_of(parameter) if elsewhere else None
     if is_lazy(parameter):
         return "is lazy and has no shape yet: run one batch through the model first"
-    if parameter.is_meta:
+    if parameter.is_meta and place is None:
         return "is on the meta device and has no values: load the model's weights first"
     if parameter.layout != torch.strided:
         return f"is stored as {parameter.layout}: leave it out with where=..., or make it dense"
     if parameter.is_quantized or parameter.dtype not in FLOAT_DTYPES:
         return f"has dtype {parameter.dtype}, not one of {_FLOATS}: leave it out with where=..., or convert it first"
-    if parameter.device.type not in DEVICES:
+    if (parameter.device if place is None else place.device).type not in DEVICES:
         return f"is on {parameter.device}, where there is no float64: move the model first, as in model.cpu()"
     if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
         return "is expanded: several of its entries are one number. Make it a tensor of its own with .clone()"
@@ -167,7 +180,7 @@ def unusable(parameter: Tensor) -> str | None:
     return None
 
 
-def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Inventory) -> None:
+def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Inventory, elsewhere: bool = False) -> None:
     """Add the weights of one module itself, frozen ones among them."""
     prefix, last = (f"{name}." if name else ""), name.rpartition(".")[2]
     if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
@@ -192,7 +205,7 @@ def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Invento
         if parameter is None:
             reason = "is parametrised (weight_norm, orthogonal, ...) or flattened by a wrapper: not a parameter of its own"
             found.skipped.append(Unavailable(full, layout.kind, role, _shape(module, attribute), reason))
-        elif (problem := unusable(parameter)) is not None:
+        elif (problem := unusable(parameter, elsewhere)) is not None:
             found.broken.append(Unavailable(full, layout.kind, role, (), problem))
         elif parameter.ndim < 2 and layout.kind != "norm":
             reason = "has one axis: a wrapper has flattened it. Act on the model before it is wrapped"
@@ -237,7 +250,7 @@ def _merge_tied(weights: list[WeightMatrix], embeddings: set[tuple[object, ...]]
     beside the embedding's own entry, because the two read the same tensor in opposite directions."""
     merged: dict[tuple[object, ...], WeightMatrix] = {}
     for weight in weights:
-        head = weight.kind == "linear" and weight.memory in embeddings
+        head = weight.kind == "linear" and weight.region in embeddings
         weight = replace(weight, kind="tied_head") if head else weight
         key = (weight.reading, head)
         first = merged.setdefault(key, weight)
@@ -245,9 +258,9 @@ def _merge_tied(weights: list[WeightMatrix], embeddings: set[tuple[object, ...]]
             more = () if weight.parameter is first.parameter else (weight.parameter,)
             names = (*first.also_named, weight.name)
             merged[key] = replace(first, also_named=names, aliases=(*first.aliases, *more))
-    names = {(weight.memory, weight.kind): weight.name for weight in merged.values()}
+    names = {(weight.region, weight.kind): weight.name for weight in merged.values()}
     other: dict[Kind, Kind] = {"embedding": "tied_head", "tied_head": "embedding"}
     return [
-        replace(weight, tied_to=names.get((weight.memory, other[weight.kind]), "")) if weight.kind in other else weight
+        replace(weight, tied_to=names.get((weight.region, other[weight.kind]), "")) if weight.kind in other else weight
         for weight in merged.values()
     ]

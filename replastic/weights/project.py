@@ -114,7 +114,7 @@ def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int
     stacks = [weight.stack() for weight in weights]
     bytes_of = scratch_bytes(options)
     if budget is None:
-        single = max(bytes_of(*stack.sides, stack.view.device, stack.view.dtype) for stack in stacks)
+        single = max(bytes_of(*stack.sides, stack.device, stack.dtype) for stack in stacks)
         budget = max(DEFAULT_BUDGET, 24 * max(stack.view.numel() for stack in stacks), single)
     batches = make_batches(stacks, bytes_of, budget)
     scales = [weight.scale_of(stack) for weight, stack in zip(weights, stacks, strict=True)]

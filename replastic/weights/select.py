@@ -52,7 +52,7 @@ PRESETS: dict[str, tuple[str, Callable[[Kind, str | None], bool]]] = {
 }
 
 
-def select(model: nn.Module, where: Where = "everything", *, frozen: bool = False) -> Selection:
+def select(model: nn.Module, where: Where = "everything", *, frozen: bool = False, elsewhere: bool = False) -> Selection:
     """The weight matrices of `model` that `where` asks for, each tensor once, and those left alone, with the reason.
 
     where: one of, or a list of (their union):
@@ -63,10 +63,11 @@ def select(model: nn.Module, where: Where = "everything", *, frozen: bool = Fals
     Embeddings and norms come only by their preset or their own name: a glob or a predicate that happens to cover them
     does not ask for them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
     frozen: whether weights that do not train may be chosen, for those who only read.
+    elsewhere: whether weights that live in a `weights.place.Place` may be chosen, for callers that gather and scatter them.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model itself")
-    return choose(take_inventory(model, frozen=frozen), where)
+    return choose(take_inventory(model, frozen=frozen, elsewhere=elsewhere), where)
 
 
 def choose(found: Inventory, where: Where) -> Selection:
@@ -136,7 +137,7 @@ def _unasked_embeddings(
         rule = PRESETS.get(ask.removeprefix("preset:"))
         return rule[1]("linear", None) if rule else any(fnmatch.fnmatchcase(form, ask) for form in _forms(weight))
 
-    taken, asked = {weight.memory for weight in chosen}, {id(weight) for weight in wanted}
+    taken, asked = {weight.region for weight in chosen}, {id(weight) for weight in wanted}
     frozen = [
         LeftAlone(weight.name, weight.shape, weight.reason)
         for weight in found.skipped
@@ -151,7 +152,7 @@ def _unasked_embeddings(
             else "embedding: ask for it by name, or with where=['everything', 'embeddings']",
         )
         for weight in found.weights
-        if weight.kind in ("embedding", "tied_head") and weight.memory not in taken and any(meant(a, weight) for a in asks)
+        if weight.kind in ("embedding", "tied_head") and weight.region not in taken and any(meant(a, weight) for a in asks)
     ]
 
 
@@ -170,13 +171,9 @@ def _nothing(where: Where, left_alone: list[LeftAlone], found: Inventory) -> str
 
 def _check_no_overlap(chosen: list[WeightMatrix]) -> None:
     """Every entry of memory is to be written once: by one weight, read in one way."""
-    spans: list[tuple[int, int, str]] = []
-    for weight in chosen:
-        p, name = weight.parameter, weight.name.partition(":")[0]
-        last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
-        spans.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.itemsize, name))
-    end, before = 0, ""  # of those that begin earlier, the one that goes furthest: if a span meets any, it meets this one
-    for start, stop, name in sorted(spans, key=lambda span: span[0]):
-        if name != before and start < end:
+    spans = [(str(w.region.where), w.region.start, w.region.stop, w.name.partition(":")[0]) for w in chosen]
+    there, end, before = "", 0, ""  # the span that reaches furthest of those before: if a span meets any, it meets this one
+    for where, start, stop, name in sorted(spans, key=lambda span: span[:2]):
+        if name != before and where == there and start < end:
             raise ValueError(f"{before} and {name} share memory, read in two ways: choose one of them")
-        end, before = max((end, before), (stop, name))
+        there, end, before = max((there, end, before), (where, stop, name))
