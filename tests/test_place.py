@@ -81,23 +81,24 @@ def test_a_weight_in_a_file_is_projected_as_one_in_memory_bit_for_bit(make, opti
 
 
 def test_nothing_is_written_to_a_file_if_one_weight_cannot_be_projected(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    layers = [nn.Linear(4, 4) for _ in range(3)]
+    net = nn.Sequential(*layers)
     with torch.no_grad():
-        net[2].weight[0, 0] = torch.nan
+        layers[2].weight[0, 0] = torch.nan
     for number in (0, 2):  # the one between is in memory
         file = tmp_path / f"{number}.safetensors"
-        save_file({"weight": net[number].weight.detach()}, file)
-        net[number].weight = placed(file, "weight", net[number].weight)
+        save_file({"weight": layers[number].weight.detach()}, file)
+        layers[number].weight = placed(file, "weight", layers[number].weight)
     contents = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    between = net[1].weight.detach().clone()
+    between = layers[1].weight.detach().clone()
 
     with pytest.raises(ValueError, match=r"2\.weight: NaN"):
         rp.fire_(net)
     rp.fire_(net, where="0", optimizer=None)
     with pytest.raises(ValueError, match=r"1\.weight"):
-        rp.fire_(net, where=["0", "1"], optimizer=torch.optim.SGD([net[0].weight], lr=0.1))
+        rp.fire_(net, where=["0", "1"], optimizer=torch.optim.SGD([layers[0].weight], lr=0.1))
 
-    assert torch.equal(net[1].weight, between)
+    assert torch.equal(layers[1].weight, between)
     assert (tmp_path / "2.safetensors").read_bytes() == contents[tmp_path / "2.safetensors"]
     assert (tmp_path / "0.safetensors").read_bytes() != contents[tmp_path / "0.safetensors"]
 
@@ -107,7 +108,8 @@ def test_weights_in_a_file_are_identified_by_their_place(tmp_path: Path) -> None
     found = {weight.name: weight for weight in take_inventory(net, elsewhere=True).weights}
     assert found["wte.weight"].tied_to == "lm_head.weight"
     places = {found[name].region for name in ("wte.weight", "wpe.weight", "blocks.0.fc.weight") if name in found}
-    assert len(places) > 1 and all(region.where == tmp_path / "weights.safetensors" for region in places)
+    assert len(places) > 1
+    assert all(region.where == tmp_path / "weights.safetensors" for region in places)
 
 
 def test_other_functions_refuse_weights_that_live_elsewhere(tmp_path: Path) -> None:
@@ -135,9 +137,10 @@ def test_tensors_without_an_address_are_identified_by_the_object() -> None:
 def test_parts_of_a_weight_in_a_file_may_be_in_several_batches(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(6, 5, 3))
-    same = nn.Sequential(nn.Conv2d(6, 5, 3))
+    layer = nn.Conv2d(6, 5, 3)
+    same = nn.Sequential(layer)
     same.load_state_dict(net.state_dict())
     stored = in_file(net, tmp_path / "weights.safetensors")
     for model in (stored, same):
         project_(take_inventory(model, elsewhere=True).weights, PolarOptions("exact"), budget=1)
-    assert torch.equal(load_file(tmp_path / "weights.safetensors")["0.weight"], same[0].weight)
+    assert torch.equal(load_file(tmp_path / "weights.safetensors")["0.weight"], layer.weight)

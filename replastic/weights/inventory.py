@@ -245,7 +245,7 @@ def _shape(module: nn.Module, attribute: str) -> tuple[int, ...]:
     return tuple((made_from.original if hasattr(made_from, "original") else made_from.original1).shape)
 
 
-def _merge_tied(weights: list[WeightMatrix], embeddings: set[tuple[object, ...]]) -> list[WeightMatrix]:
+def _merge_tied(weights: list[WeightMatrix], embeddings: set[Region]) -> list[WeightMatrix]:
     """One entry for each tensor, under its first name. A linear weight that is also an embedding's becomes "tied_head"
     beside the embedding's own entry, because the two read the same tensor in opposite directions."""
     merged: dict[tuple[object, ...], WeightMatrix] = {}
