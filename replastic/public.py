@@ -9,6 +9,7 @@ from .diagnosis.diagnosis import Diagnosis as Diagnosis
 from .diagnosis.diagnosis import diagnose as diagnose
 from .learner import Batch as Batch
 from .learner import Learner as Learner
+from .learner import Learners as Learners
 from .learner import Method as Method
 from .learner import Task as Task
 from .linalg import deviation_from_isometry as deviation_from_isometry

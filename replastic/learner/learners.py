@@ -1,0 +1,252 @@
+"""Several networks that train together, for example an actor and a critic: `Learners`."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..linalg import many
+from ..units import original
+from ..weights.place import region_of
+from .checks import several
+from .fresh import named_tensors
+from .learner import Learner
+from .task import Task
+
+
+class Learners(Mapping[str, Learner]):
+    """Several networks that train together, each with a `Learner` of its own, and target networks that follow them.
+
+    The members have a boundary together, or none has one, and one state. Everything else is done with the members:
+    `learners["critic"].step(...)`.
+
+    >>> actor, critic, target = (nn.Linear(4, 2) for _ in range(3))
+    >>> learners = Learners(
+    ...     {
+    ...         "actor": Learner(actor, torch.optim.Adam(actor.parameters())),
+    ...         "critic": Learner(critic, torch.optim.Adam(critic.parameters())),
+    ...     },
+    ...     targets={"critic": target},
+    ... )
+    >>> learners.begin()
+
+    learners: by name. From here on the random numbers of each member come from its seed and its name, so that members with
+        the same seed draw different ones.
+    targets: target networks, by the name of the member that they follow. They get no gradients. After a boundary that
+        changed a member, its target is an exact copy of it, with the same modules. Steps leave targets unchanged.
+    """
+
+    def __init__(self, learners: Mapping[str, Learner], targets: Mapping[str, nn.Module] | None = None) -> None:
+        _check_members(learners)
+        self._members, self.targets = dict(learners), dict(targets or {})
+        for name, target in self.targets.items():
+            self._check_target(name, target)
+        for name, learner in self._members.items():
+            _seed_(learner, name)
+        for target in self.targets.values():
+            target.requires_grad_(False)
+
+    def __getitem__(self, name: str) -> Learner:
+        if name not in self._members:
+            raise KeyError(f"{name!r} is not one of these learners: {', '.join(self._members)}")
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def begin(self, task: Task | None = None) -> None:
+        """Call `begin` of every member, and copy those whose network changed to their targets.
+
+        If one member raises, all of them are as they were before. Until then a second copy of the weights and of the
+        optimisers' states is in memory.
+        """
+        before = {name: _Before(learner) for name, learner in self._members.items()}
+        try:
+            for learner in self._members.values():
+                learner.begin(task)
+        except Exception:
+            for state in before.values():
+                state.restore_()
+            raise
+        for name, target in self.targets.items():
+            if before[name].differs():
+                copy_(target, self._members[name].model)
+
+    @torch.no_grad()
+    def polyak_(self, rate: float) -> None:
+        """target <- target + rate · (network - target), for every target; buffers and integers are copied."""
+        if not 0 <= rate <= 1:
+            raise ValueError(f"polyak_(rate={rate}): pass a number between 0 and 1, for example 0.005")
+        for name, target in self.targets.items():
+            theirs, mine = named_tensors(self._members[name].model), named_tensors(target)
+            moving = [key for key, tensor in mine.items() if isinstance(tensor, nn.Parameter) and tensor.is_floating_point()]
+            many.lerp_([mine[key] for key in moving], [theirs[key] for key in moving], rate)
+            for key in mine.keys() - set(moving):
+                mine[key].copy_(theirs[key])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs, as `Learner.state_dict`: of every member, and the targets' tensors."""
+        return {
+            "learners": {name: learner.state_dict() for name, learner in self._members.items()},
+            "targets": {name: named_tensors(target) for name, target in self.targets.items()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any], task: Task | None = None) -> None:
+        """Continue where `state_dict` was taken, with the same networks, optimisers and methods, newly made.
+
+        If one member or target does not fit, all of them are as they were before.
+
+        task: the one in progress, for every member.
+        """
+        _check_names(saved, {"learners": self._members, "targets": self.targets})
+        before = [_Before(learner) for learner in self._members.values()]
+        try:
+            for name, learner in self._members.items():
+                learner.load_state_dict(saved["learners"][name], task)
+            for name in self.targets:
+                _check_fits(f"the checkpoint's target {name!r}", saved["targets"][name], self._members[name].model)
+        except Exception:
+            for state in before:
+                state.restore_()
+            raise
+        for name, target in self.targets.items():
+            copy_(target, self._members[name].model, saved["targets"][name])
+
+    def _check_target(self, name: str, target: object) -> None:
+        learner = self._members.get(name)
+        if learner is None:
+            raise ValueError(f"targets has {name!r}, which is not one of the learners: {', '.join(self._members)}")
+        if not isinstance(target, nn.Module):
+            raise TypeError(f"targets[{name!r}] is a {type(target).__name__}: pass a network, as in copy.deepcopy(network)")
+        held = set(map(region_of, named_tensors(target).values()))
+        others = {f"the learner {member!r}": one.model for member, one in self._members.items()}
+        others |= {f"the target {member!r}": one for member, one in self.targets.items() if member != name}
+        for owner, model in others.items():
+            if not held.isdisjoint(map(region_of, named_tensors(model).values())):
+                raise ValueError(
+                    f"the target {name!r} shares tensors with {owner}: pass a copy, as in copy.deepcopy(network)"
+                )
+        _check_fits(f"the target {name!r}", named_tensors(target), learner.model)
+
+
+@torch.no_grad()
+def copy_(target: nn.Module, network: nn.Module, values: Mapping[str, Tensor] | None = None) -> None:
+    """Make `target` a copy of `network` without gradients, in place. Its tensors are kept unless its modules are others.
+
+    values: of the tensors by name; None: those of the network.
+    """
+    network, target = original(network), original(target)
+    if _tree(target) != _tree(network):
+        held = {key: vars(network)[key] for key in ("_modules", "_parameters", "_buffers")}
+        vars(target).update(copy.deepcopy(held, {id(network): target}))
+        target.train(target.training)
+    values = named_tensors(network) if values is None else values
+    for name, tensor in named_tensors(target).items():
+        tensor.copy_(values[name])
+    target.requires_grad_(False)
+
+
+def _tree(model: nn.Module) -> list[tuple[str, type[nn.Module]]]:
+    return [(name, type(module)) for name, module in list(model.named_modules())[1:]]
+
+
+class _Before:
+    """What a learner was before a boundary or a checkpoint, to restore if that fails."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.random = learner, learner.generator.get_state()
+        self.states = [copy.deepcopy(method.state) for method in learner.methods]
+        holders: list[Any] = [vars(learner), *map(vars, learner.methods)]  # dicts, of which the content is kept
+        for module in original(learner.model).modules():
+            holders += [vars(module), module._modules, module._parameters, module._buffers]
+        for optimizer in several(learner.optimizer):
+            hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+            holders += [vars(optimizer), *hooks, optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+        self.contents = [(held, {k: [*v] if type(v) is list else v for k, v in held.items()}) for held in holders]
+        tensors = {id(t): t for _, content in self.contents for t in content.values() if isinstance(t, Tensor)}
+        self.tensors = {key: (tensor, tensor.detach().clone(), tensor.grad) for key, tensor in tensors.items()}
+        self.trains = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
+
+    def differs(self) -> bool:
+        """Whether the network has other tensors or other numbers now."""
+        now = named_tensors(self.learner.model).values()
+        return any(id(t) not in self.tensors or not torch.equal(t, self.tensors[id(t)][1]) for t in now)
+
+    @torch.no_grad()
+    def restore_(self) -> None:
+        learner = self.learner
+        if learner.taps is not None:
+            learner.taps.close()
+        for held, content in self.contents:
+            held.clear()
+            held.update(content)
+        for method, state in zip(learner.methods, self.states, strict=True):
+            method.state = state
+        for tensor, value, gradient in self.tensors.values():
+            tensor.copy_(value)
+            tensor.grad = gradient
+        learner.model.requires_grad_(False)
+        for parameter in self.trains:
+            parameter.requires_grad_(True)
+        learner.generator.set_state(self.random)
+        learner.model_changed()
+
+
+def _seed_(learner: Learner, name: str) -> None:
+    """Let random numbers come from the seed and the name."""
+    learner.seed = int.from_bytes(hashlib.blake2b(f"{learner.seed} {name}".encode(), digest_size=7).digest(), "little")
+    learner.generator.manual_seed(learner.seed)
+    vars(learner).pop("template", None)
+
+
+def _check_members(learners: Mapping[str, Learner]) -> None:
+    if not isinstance(learners, Mapping):
+        raise TypeError(
+            f'Learners needs learners by name, got {type(learners).__name__}: write Learners({{"actor": actor}})'
+        )
+    if not learners:
+        raise ValueError('Learners({}) has no learner: write Learners({"actor": actor, "critic": critic})')
+    for name, learner in learners.items():
+        if not isinstance(name, str):
+            raise TypeError(f'the name {name!r} of a learner is a {type(name).__name__}: pass a string, for example "actor"')
+        if not isinstance(learner, Learner):
+            raise TypeError(f"learners[{name!r}] is a {type(learner).__name__}: pass rp.Learner(network, optimizer)")
+    for (one, first), (other, second) in combinations(learners.items(), 2):
+        if any(mine is its for mine in several(first.optimizer) for its in several(second.optimizer)):
+            raise ValueError(f"{one!r} and {other!r} have the same optimiser: make one for each network")
+        held = [{region_of(p): p for p in (*learner.model.parameters(), *learner.trained())} for learner in (first, second)]
+        shared = [tuple(parameter.shape) for region, parameter in held[0].items() if region in held[1]]
+        if shared:
+            raise ValueError(
+                f"{one!r} and {other!r} share {len(shared)} parameters, the first of shape {shared[0]}: keep these "
+                "in one network and one optimiser, or make both networks one model with one learner"
+            )
+
+
+def _check_names(saved: Mapping[str, Any], mine: Mapping[str, Mapping[str, Any]]) -> None:
+    for what, here in mine.items():
+        if what not in saved:
+            raise ValueError(f"this is not the state_dict() of Learners: it has no {what!r}")
+        if set(saved[what]) != set(here):
+            raise ValueError(f"the checkpoint has the {what} {sorted(saved[what])}, and there are {sorted(here)} here")
+
+
+def _check_fits(what: str, tensors: Mapping[str, Tensor], network: nn.Module) -> None:
+    """Raise unless tensors have the names and shapes of a network's."""
+    theirs, mine = ({name: tuple(one.shape) for name, one in held.items()} for held in (tensors, named_tensors(network)))
+    for name in {**mine, **theirs}:
+        if theirs.get(name) != mine.get(name):
+            there, here = theirs.get(name, "missing"), mine.get(name, "missing")
+            raise ValueError(
+                f"{what} is of another network: {name!r} is {there} there and {here} in its learner's. Pass a copy, as in "
+                "copy.deepcopy(network)"
+            )
