@@ -5,7 +5,7 @@ import torch
 
 from replastic.linalg import exact
 from replastic.linalg.batches import Batch, MatrixStack, _merge_small, make_batches
-from replastic.linalg.polar_factor import PolarOptions, scratch_bytes
+from replastic.linalg.polar_factor import PolarOptions
 from replastic.linalg.schedules import halley_weights, minimax_quintics
 from tests.test_polar import allowed_error, relative_error, svd_factor, with_condition
 
@@ -83,7 +83,7 @@ def test_small_shapes_are_padded_into_larger_ones_as_far_as_the_budget_goes() ->
 @pytest.mark.parametrize("budget", [1, 10_000, 100_000, 10**9])
 def test_batches_hold_every_matrix_once_and_within_the_budget(budget: int) -> None:
     stacks = [MatrixStack(torch.empty(3, 3, 16, 8)), MatrixStack(torch.empty(8, 16)), MatrixStack(torch.empty(5, 40, 40))]
-    bytes_of = scratch_bytes(PolarOptions("published"))
+    bytes_of = PolarOptions("published").scratch_bytes
     batches = make_batches(stacks, bytes_of, budget)
     owners = sorted(owner for batch in batches for owner in batch.owners)
     assert owners == [0] * 9 + [1] + [2] * 5

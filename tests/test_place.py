@@ -88,7 +88,7 @@ def test_nothing_is_written_to_a_file_if_one_weight_cannot_be_projected(tmp_path
     for number in (0, 2):  # the one between is in memory
         file = tmp_path / f"{number}.safetensors"
         save_file({"weight": layers[number].weight.detach()}, file)
-        layers[number].weight = placed(file, "weight", layers[number].weight)
+        layers[number].weight = placed(file, "weight", nn.Parameter(layers[number].weight))
     contents = {file: file.read_bytes() for file in tmp_path.iterdir()}
     between = layers[1].weight.detach().clone()
 

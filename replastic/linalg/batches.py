@@ -95,11 +95,11 @@ def make_batches(stacks: Sequence[MatrixStack], bytes_of: BytesOf, budget: int) 
     that memory that does not suffice is most likely found out before anything was written.
     """
     groups: dict[tuple[torch.device, torch.dtype], dict[tuple[int, int], list[tuple[int, MatrixStack]]]] = {}
-    pending = list(enumerate(stacks))[::-1]
+    pending, limits = list(enumerate(stacks))[::-1], {"cpu": min(budget, _CPU_BATCH)}
     while pending:
         index, stack = pending.pop()
         device, dtype = stack.device, stack.dtype
-        if stack.count > 1 and stack.count * bytes_of(*stack.sides, device, dtype) > _limit(device, budget):
+        if stack.count > 1 and stack.count * bytes_of(*stack.sides, device, dtype) > limits.get(device.type, budget):
             pending.extend((index, part) for part in reversed(stack.split()))
         else:
             groups.setdefault((device, dtype), {}).setdefault(stack.sides, []).append((index, stack))
@@ -109,7 +109,7 @@ def make_batches(stacks: Sequence[MatrixStack], bytes_of: BytesOf, budget: int) 
         if device.type == "cuda":
             _merge_small(by_shape, lambda m, n, d=device, t=dtype: budget // bytes_of(m, n, d, t))
         for (m, n), parts in by_shape.items():
-            most = max(_limit(device, budget) // bytes_of(m, n, device, dtype), 1)
+            most = max(limits.get(device.type, budget) // bytes_of(m, n, device, dtype), 1)
             total = sum(stack.count for _, stack in parts)
             # Batches of about equal size: one that is left with a single matrix takes as long as a full one.
             fair, room = math.ceil(total / math.ceil(total / most)), 0
@@ -122,10 +122,6 @@ def make_batches(stacks: Sequence[MatrixStack], bytes_of: BytesOf, budget: int) 
                 room -= stack.count
             made += [Batch(some, m, n) for some in together]
     return sorted(made, key=lambda batch: -batch.count * bytes_of(batch.m, batch.n, batch.device, batch.dtype))
-
-
-def _limit(device: torch.device, budget: int) -> int:
-    return min(budget, _CPU_BATCH) if device.type == "cpu" else budget
 
 
 # On a CPU a batch only saves calls, and one that leaves the cache loses more than that.

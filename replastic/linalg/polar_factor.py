@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from .batches import BytesOf, MatrixStack, make_batches
+from .batches import MatrixStack, make_batches
 from .exact import exact_factor, svd_factor
 from .half import half_factor, half_pays
 from .newton_schulz import COEFFICIENTS, MAX_STEPS, Coefficients, frobenius_normalised, newton_schulz
@@ -82,6 +82,16 @@ class PolarOptions:
         if self.rank_tolerance is not None:
             return self.rank_tolerance
         return torch.finfo(dtype).eps * (m if dtype == torch.float64 else 4)
+
+    def scratch_bytes(self, m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
+        """Bytes of scratch that one m x n matrix needs, counted from the buffers the routes hold at once."""
+        if self.method == "published":
+            return work_dtype(dtype).itemsize * (3 * m * n + (7 if m >= TALL * n else 2) * n * n)
+        if dtype == torch.float64:  # SVD: the matrix, its factor, U, and the square ones
+            return 40 * m * n + 40 * n * n
+        if device.type == "cpu":
+            return 8 * m * n + 48 * n * n
+        return 20 * m * n + (20 if m < TALL * n else 40) * n * n
 
 
 @dataclass(frozen=True)
@@ -180,8 +190,8 @@ def polar_with_info(matrix: Tensor, options: PolarOptions, *, budget: int = DEFA
     if not torch.isfinite(matrix).all():
         raise ValueError("polar needs finite entries: the matrix holds NaN or infinity")
     factor = torch.empty_like(matrix)
-    source = make_batches([MatrixStack(matrix)], scratch_bytes(options), budget)
-    target = make_batches([MatrixStack(factor)], scratch_bytes(options), budget)
+    source = make_batches([MatrixStack(matrix)], options.scratch_bytes, budget)
+    target = make_batches([MatrixStack(factor)], options.scratch_bytes, budget)
     rows = []
     for read, write in zip(source, target, strict=True):
         w = read.gather(work_dtype(matrix.dtype))
@@ -277,22 +287,6 @@ def _sums(norm: Tensor, before: Tensor, factor: Tensor) -> Tensor:
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype a weight of `dtype` is gathered in: float32 holds every half-precision value exactly."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def scratch_bytes(options: PolarOptions) -> BytesOf:
-    """Bytes of scratch that one m x n matrix needs, counted from the buffers the routes hold at once."""
-
-    def published(m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
-        return work_dtype(dtype).itemsize * (3 * m * n + (7 if m >= TALL * n else 2) * n * n)
-
-    def exact(m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
-        if dtype == torch.float64:  # SVD: the matrix, its factor, U, and the square ones
-            return 40 * m * n + 40 * n * n
-        if device.type == "cpu":
-            return 8 * m * n + 48 * n * n
-        return 20 * m * n + (20 if m < TALL * n else 40) * n * n
-
-    return published if options.method == "published" else exact
 
 
 def _stays_bounded(coefficients: Coefficients, steps: int) -> bool:

@@ -71,7 +71,7 @@ class WeightMatrix:
     @property
     def reading(self) -> tuple[object, ...]:
         """Equal for weights that are, in addition, the same matrices of it."""
-        view = self.stack().view
+        view = self.layout.view(self.parameter.detach())
         axes = tuple((size, stride) for size, stride in zip(view.shape, view.stride(), strict=True) if size > 1)
         offset = view.storage_offset() - self.parameter.storage_offset()
         return self.region.where, self.region.start + offset * view.itemsize, axes

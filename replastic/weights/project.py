@@ -17,7 +17,6 @@ from ..linalg.polar_factor import (
     PolarOptions,
     deviations,
     polar_batch,
-    scratch_bytes,
     work_dtype,
 )
 from ..linalg.products import float32_precision, frobenius_norms, gram, gram_sums
@@ -112,11 +111,10 @@ def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int
     if budget is not None and budget <= 0:
         raise ValueError(f"budget={budget}: give a number of bytes above 0, or None for what is usual")
     stacks = [weight.stack() for weight in weights]
-    bytes_of = scratch_bytes(options)
     if budget is None:
-        single = max(bytes_of(*stack.sides, stack.device, stack.dtype) for stack in stacks)
+        single = max(options.scratch_bytes(*stack.sides, stack.device, stack.dtype) for stack in stacks)
         budget = max(DEFAULT_BUDGET, 24 * max(stack.view.numel() for stack in stacks), single)
-    batches = make_batches(stacks, bytes_of, budget)
+    batches = make_batches(stacks, options.scratch_bytes, budget)
     scales = [weight.scale_of(stack) for weight, stack in zip(weights, stacks, strict=True)]
     # Sent before any work is: a copy from the host waits for all that the device was given until then.
     # In float64, whatever torch's default is: a float64 weight needs all of the scale.

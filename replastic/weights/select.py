@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from torch import Tensor, nn
 
@@ -173,7 +174,7 @@ def _check_no_overlap(chosen: list[WeightMatrix]) -> None:
     """Every entry of memory is to be written once: by one weight, read in one way."""
     spans = [(str(w.region.where), w.region.start, w.region.stop, w.name.partition(":")[0]) for w in chosen]
     there, end, before = "", 0, ""  # the span that reaches furthest of those before: if a span meets any, it meets this one
-    for where, start, stop, name in sorted(spans, key=lambda span: span[:2]):
+    for where, start, stop, name in sorted(spans, key=itemgetter(0, 1)):
         if name != before and where == there and start < end:
             raise ValueError(f"{before} and {name} share memory, read in two ways: choose one of them")
         there, end, before = max((there, end, before), (where, stop, name))
