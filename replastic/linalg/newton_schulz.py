@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .products import TALL, frobenius_norms, gram, norms_in_range, symmetric_product, uses_tf32
+from .products import TALL, frobenius_norms, gram, norms_in_range, symmetric_product
 
 Coefficients = tuple[float, float, float]
 
@@ -84,7 +84,8 @@ def _block_lengths(x: Tensor, coefficients: Coefficients) -> tuple[int, int]:
         return 1, 1
     if coefficients[0] > 1.5:
         return 2, 2
-    return (5, 3) if uses_tf32(x) else (5, 5)
+    rounds = x.is_cuda and x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return (5, 3) if rounds else (5, 5)
 
 
 def _polynomial(r: Tensor, steps: int, coefficients: Coefficients) -> tuple[Tensor, float, float]:

@@ -20,35 +20,31 @@ _PANELS = 4
 TALL = 1.5
 
 
-def float32_precision(precision: Precision | None, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Run float32 products on a CUDA device in IEEE float32 or in TF32; None keeps torch's own setting."""
-    # A value that is only inherited from torch's overall setting must go on following it.
-    return _switched(torch.backends.cuda.matmul, precision, device, getattr(torch.backends, "fp32_precision", None))
+@contextlib.contextmanager
+def float32_precision(precision: Precision | None, device: torch.device, switch: Any = None) -> Iterator[None]:
+    """Run float32 products on a CUDA device in IEEE float32 or in TF32; None keeps torch's own setting.
+
+    switch: the setting of torch.backends; None: that of matrix products.
+    """
+    if device.type != "cuda" or precision is None:
+        yield
+        return
+    # A value of this setting that is inherited from torch's overall setting must continue to follow it.
+    inherited = getattr(torch.backends, "fp32_precision", None) if switch is None else None
+    switch = torch.backends.cuda.matmul if switch is None else switch
+    before = switch.fp32_precision
+    if precision != before:
+        switch.fp32_precision = precision
+    try:
+        yield
+    finally:
+        if precision != before:
+            switch.fp32_precision = "none" if before == inherited else before
 
 
 def float32_convolutions(precision: Precision | None, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """The same for convolutions, for which torch's own setting is TF32 unless it was changed."""
-    return _switched(torch.backends.cudnn.conv, precision, device)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@contextlib.contextmanager
-def _switched(
-    switch: Any, precision: Precision | None, device: torch.device, inherited: str | None = None
-) -> Iterator[None]:
-    before = switch.fp32_precision
-    if device.type != "cuda" or precision is None or precision == before:
-        yield
-        return
-    switch.fp32_precision = precision
-    try:
-        yield
-    finally:
-        switch.fp32_precision = "none" if before == inherited else before
-
-
-def uses_tf32(tensor: Tensor) -> bool:
-    """Whether products of this tensor are rounded to TF32 as things are set now."""
-    return tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return float32_precision(precision, device, torch.backends.cudnn.conv)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def gram(x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -156,7 +156,7 @@ def _linear(layer: nn.Module, last_name: str, parent: nn.Module | None, orient: 
     """orient: from how the weight is stored to (out, in)."""
     if last_name == "query_key_value":
         return _interleaved(layer, parent)
-    parts = _parts(layer, last_name, parent)
+    parts = _parts(layer, last_name, parent) if last_name in FUSED else None
     if parts is None:
         return [Layout("linear", orient)]
     return [Layout("linear", view, part=part) for part, view in zip(parts[0], _rows(orient, parts[1]), strict=True)]
@@ -164,8 +164,8 @@ def _linear(layer: nn.Module, last_name: str, parent: nn.Module | None, orient: 
 
 def _parts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> tuple[tuple[str, ...], list[int]] | None:
     """Names and row counts of the maps that a layer holds; None for a layer that holds one."""
-    names = FUSED.get(last_name)
-    if names is None or is_lazy(layer._parameters.get("weight")):
+    names = FUSED[last_name]
+    if is_lazy(layer._parameters.get("weight")):
         return None
     out, into = _out_and_in(layer)
     if getattr(parent, "head_first", False) or any(name in type(parent).__name__ for name in _INTERLEAVED):
