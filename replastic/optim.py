@@ -1,4 +1,4 @@
-"""Surgery on optimisers: whoever resets weights clears exactly those entries, and nothing else; several look like one."""
+"""Optimiser state: clear the entries of weights that were reset, and only those; treat several optimisers as one."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _ZERO_AT_START = {
     "square_avg",  # RMSprop, Adadelta
     "acc_delta",
     "grad_avg",
-    "sum",  # Adagrad, unless it was given an initial accumulator
+    "sum",  # Adagrad, unless it has an initial accumulator
     "row_var",  # Adafactor
     "col_var",
     "variance",
     "exp_avg_sq_row",  # Hugging Face's Adafactor
     "exp_avg_sq_col",
 }
-# State of the parameter as a whole, and what it starts from.
+# State of a whole parameter, and its initial value.
 _COUNTERS = {"step": 0, "mu_product": 1, "RMS": 0}  # NAdam; Hugging Face's Adafactor
 
 
 @torch.no_grad()
 def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None:
-    """Forget what the optimiser remembers of `param`, or of the entries `param[index]`, in place.
+    """Clear the optimiser's state of `param`, or of the entries `param[index]`, in place.
 
-    Momenta and second moments go to zero, and with index=None the step count too: the parameter then trains on as if the
-    optimiser had never seen it. With an index the step count stays, because a tensor's entries share it: Adam's bias
-    correction is then spent, and the first update of a cleared entry is up to (1-b1)/sqrt(1-b2) ≈ 3.2 learning rates.
-    Tensors keep their storage, so captured CUDA graphs and fused kernels stay valid; only SGD with dampening loses its
-    buffer, because it tells the first gradient, which it does not dampen, by there being none. A parameter that has not
-    been stepped has no state, and nothing happens.
+    Momenta and second moments become zero. With index=None the step count does too, so that the parameter trains as if it
+    were new to the optimiser. With an index the step count stays, because all entries of a tensor share it: Adam no longer
+    corrects its bias, and the first update of a cleared entry is up to (1-b1)/sqrt(1-b2) ≈ 3.2 learning rates.
+    Tensors keep their storage, so captured CUDA graphs and fused kernels stay valid. The exception is SGD with dampening,
+    whose buffer is removed: SGD recognises the first gradient, which it does not dampen, by the missing buffer. Nothing
+    happens to a parameter that has no state because it has not been stepped.
 
     index: anything that indexes `param`: a row, a slice, a tensor of indices, a mask of its shape.
 
@@ -74,14 +74,14 @@ def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None
 
 
 def check_clearable(optimizer: Optimizer, param: Tensor, index: Any = None) -> None:
-    """Raise unless `clear_state_` with these arguments will succeed; changes nothing."""
+    """Raise unless `clear_state_` with these arguments would succeed. Nothing is changed."""
     why, instead = _obstacle(optimizer, param, index) or ("", "")
     if why:
         raise TypeError(f"{why}: {instead}")
 
 
 def _obstacle(optimizer: Optimizer, param: Tensor, index: Any) -> tuple[str, str] | None:
-    """Why what is known of a parameter now cannot be cleared, and what to do instead."""
+    """Why the present state of a parameter cannot be cleared, and what to do instead."""
     if isinstance(optimizer, Together):
         optimizer = optimizer.trainer_of(param)
     name = type(optimizer).__name__
@@ -90,30 +90,30 @@ def _obstacle(optimizer: Optimizer, param: Tensor, index: Any) -> tuple[str, str
         if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
             return f"{name} keeps its state in another optimiser", f"pass that, as in optimizer.{attribute}"
     if isinstance(optimizer, torch.optim.LBFGS):
-        return "LBFGS remembers all parameters as one vector", "create a new optimiser instead"
+        return "LBFGS keeps the state of all parameters in one vector", "create a new optimiser"
     _group_of(optimizer, param)
     for key, value in optimizer.state.get(param, {}).items():
         if key in _COUNTERS or value is None:
             continue
         starts_elsewhere = key == "sum" and optimizer.defaults.get("initial_accumulator_value")
         if key not in _ZERO_AT_START or starts_elsewhere:
-            advice = "create a new optimiser instead, or del optimizer.state[param] if it makes state when it is missing"
-            return f"{name} keeps {key!r}, and how that starts is not known", advice
+            advice = "create a new optimiser, or del optimizer.state[param] if the optimiser then creates it again"
+            return f"{name} keeps {key!r}, whose initial value is not known", advice
         kind = type(value).__name__
         if kind not in ("Tensor", "Parameter", "DTensor"):
-            return f"{name}'s {key!r} is a {kind}, not a plain tensor", "create a new optimiser instead"
+            return f"{name}'s {key!r} is a {kind}, not a plain tensor", "create a new optimiser"
         if index is not None and (kind == "DTensor" or value.shape != param.shape):
-            of = f"of shape {tuple(value.shape)} for weights of shape {tuple(param.shape)}"
+            shapes = f"of shape {tuple(value.shape)} for weights of shape {tuple(param.shape)}"
             advice = "clear the whole parameter with index=None"
-            return f"{name}'s {key!r} is a {kind} {of}, of which single entries cannot be cleared", advice
+            return f"{name}'s {key!r} is a {kind} {shapes}, whose single entries cannot be cleared", advice
     return None
 
 
 def check_will_clear(optimizer: Optimizer, entries: Iterable[tuple[Tensor, Any]], who: str, instead: str = "") -> None:
-    """Raise, for `who`, if `clear_state_` of these (parameter, index) will not succeed once the optimiser has stepped.
+    """Raise, in the name of `who`, if `clear_state_` of these (parameter, index) will fail once the optimiser has stepped.
 
-    If a parameter has no state yet, a small parameter is stepped with an optimiser of the same class and settings. An
-    optimiser that cannot be constructed this way is assumed to be clearable.
+    If a parameter has no state yet, an optimiser of the same class and settings steps a small parameter. An optimiser that
+    cannot be constructed this way is assumed to be clearable.
     """
     tried: set[tuple[int, int, bool]] = set()
     for param, index in entries:
@@ -125,7 +125,7 @@ def check_will_clear(optimizer: Optimizer, entries: Iterable[tuple[Tensor, Any]]
             problem = _obstacle_of_a_like(optimizer, param, group, index)
         if problem is not None:
             raise TypeError(
-                f"{who} clears what the optimiser remembers of weights that it changes, and {problem[0]}: train with "
+                f"{who} clears the optimiser's state of the weights that it changes, and {problem[0]}: train with "
                 f"torch.optim.SGD, Adam or AdamW{instead}"
             )
 
@@ -140,14 +140,14 @@ def _obstacle_of_a_like(optimizer: Optimizer, param: Tensor, group: dict[str, An
             like = kind([small], **settings)
             with _no_global_hooks():
                 like.step()
-    except Exception:  # somebody's own constructor and step may want anything
+    except Exception:  # the constructor and step of a user's optimiser may need anything
         return None
     return _obstacle(like, small, None if index is None else ...)
 
 
 @contextmanager
 def _no_global_hooks() -> Iterator[None]:
-    """Steps made here are not seen by hooks that torch calls for every optimiser, such as counters of steps."""
+    """Hide steps from the hooks that torch calls for every optimiser, for example counters of steps."""
     both: Any = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
     before = [dict(hooks) for hooks in both]
     for hooks in both:
@@ -160,7 +160,7 @@ def _no_global_hooks() -> Iterator[None]:
 
 
 def entry_state(optimizer: Optimizer, param: Tensor) -> list[Tensor]:
-    """The tensors of the optimiser's state that hold one number for each entry of `param`; none if it does not train it."""
+    """The state tensors with one number for each entry of `param`; none if the optimiser does not train `param`."""
     if not holds(optimizer, param):
         return []
     check_clearable(optimizer, param, index=...)
@@ -182,19 +182,19 @@ def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
 
 
 def swap_(optimizer: Optimizer, old: Tensor, new: Tensor) -> None:
-    """Have the optimiser train `new` in the place of `old`, of which it forgets everything."""
+    """Let the optimiser train `new` instead of `old`, whose state it drops."""
     group = _group_of(optimizer, old)
     params, known = group["params"], optimizer.state.pop(old, {})
     params[next(index for index, param in enumerate(params) if param is old)] = new
     if group.get("fused") and known.get("momentum_buffer") is not None:
-        # Fused SGD takes all buffers or none; a buffer of zeros is as good as none.
+        # Fused SGD needs buffers for all parameters or for none; a buffer of zeros has the same effect as none.
         optimizer.state[new]["momentum_buffer"] = torch.zeros_like(new)
 
 
 class Together(Optimizer):
-    """Several optimisers that look like one: merged groups, merged state, one `state_dict`.
+    """Several optimisers that can be used as one: merged groups, merged state, one `state_dict`.
 
-    Their groups are the same objects, so a learning rate that a scheduler sets here is set there.
+    The groups are those of the optimisers themselves, so a scheduler that sets a learning rate here sets it there.
 
     >>> body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
     >>> both = Together([torch.optim.SGD(body.parameters(), lr=0.1), torch.optim.Adam(head.parameters())])
@@ -203,34 +203,36 @@ class Together(Optimizer):
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        nested = [given.optimizers if isinstance(given, Together) else [given] for given in optimizers]
+        nested = [one.optimizers if isinstance(one, Together) else [one] for one in optimizers]
         self.optimizers = [optimizer for several in nested for optimizer in several]
         held = [param for group in self.param_groups for param in group["params"]]
         if len(set(map(id, held))) < len(held):
-            raise ValueError("two of the optimisers hold the same parameter: each is to be trained by one")
+            raise ValueError("two of the optimisers hold the same parameter: pass each parameter to only one of them")
         super().__init__(self.param_groups, {})
         self.state = _MergedState(self)  # type: ignore[assignment]
         self.defaults = {key: value for optimizer in self.optimizers for key, value in optimizer.defaults.items()}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Read anew each time: an optimiser that loads a state dict replaces its groups."""
+        """Read at each access, because an optimiser that loads a state dict replaces its groups."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Nothing: torch's constructor sets an empty list, to be filled by add_param_group."""
+        """Do nothing: torch's constructor sets an empty list, which add_param_group would fill."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if all(param_group is not group for group in self.param_groups):
-            raise TypeError("which optimiser is to train this group? Call add_param_group of that one of .optimizers")
+            raise TypeError("which of the optimisers trains this group? Call add_param_group of one in .optimizers")
 
     def trainer_of(self, param: Tensor) -> Optimizer:
-        """The one of the optimisers that trains this parameter."""
+        """The optimiser that trains this parameter."""
         for optimizer in self.optimizers:
             if holds(optimizer, param):
                 return optimizer
-        raise ValueError(f"none of the optimisers holds this parameter of shape {tuple(param.shape)}: add the one that does")
+        raise ValueError(
+            f"none of the optimisers holds this parameter of shape {tuple(param.shape)}: add the optimiser that trains it"
+        )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         with torch.enable_grad():
@@ -249,8 +251,10 @@ class Together(Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         saved = state_dict.get("optimizers", [state_dict])
         if len(saved) != len(self.optimizers):
-            raise ValueError(f"the checkpoint has {len(saved)} optimisers, and there are {len(self.optimizers)} here")
-        for number, (optimizer, state) in enumerate(zip(self.optimizers, saved, strict=True)):  # all, before one is loaded
+            raise ValueError(
+                f"the checkpoint has {len(saved)} optimisers, not {len(self.optimizers)} as here: create the same ones"
+            )
+        for number, (optimizer, state) in enumerate(zip(self.optimizers, saved, strict=True)):  # check all, then load
             theirs, mine = ([len(g["params"]) for g in groups] for groups in (state["param_groups"], optimizer.param_groups))
             if theirs != mine:
                 name = type(optimizer).__name__
@@ -260,24 +264,24 @@ class Together(Optimizer):
 
 
 def as_list(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
-    """What was given as `optimizer`: none, one or several."""
+    """The optimisers of an argument `optimizer`: None, one, or several."""
     several = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-    for given in several:
-        if not hasattr(given, "param_groups"):
-            raise TypeError(f"optimizer={given!r} is no optimiser: pass the object that trains the model, or a list of them")
+    for one in several:
+        if not hasattr(one, "param_groups"):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer or a list of them, got {type(one).__name__}")
     return several
 
 
 def as_one(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
-    """The optimiser itself, or several of them as one."""
+    """One optimiser as it is, several as a `Together`."""
     several = as_list(optimizer)
     if not several:
-        raise ValueError("optimizer=[] holds no optimiser: pass the one that trains the model")
+        raise ValueError("optimizer=[] is empty: pass the optimiser that trains the model")
     return several[0] if len(several) == 1 else Together(several)
 
 
 class _MergedState(MutableMapping[Tensor, Any]):
-    """The state of several optimisers by parameter: each entry lives in the optimiser that trains it."""
+    """The states of several optimisers, by parameter: each entry is that of the optimiser that trains the parameter."""
 
     def __init__(self, together: Together) -> None:
         self.together = together

@@ -292,7 +292,7 @@ def test_a_budget_bounds_the_batches_and_changes_nothing_else(device: torch.devi
     rp.fire_(net)
     rp.fire_(other, budget=1)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(net.parameters(), other.parameters(), strict=True))
-    with pytest.raises(ValueError, match="budget=-3: give a number of bytes above 0"):
+    with pytest.raises(ValueError, match="budget=-3"):
         rp.fire_(net, budget=-3)
 
 

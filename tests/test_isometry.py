@@ -68,9 +68,9 @@ def test_an_isometry_in_the_papers_orientation() -> None:
     ("call", "error", "message"),
     [
         (lambda net: rp.fire_(net.state_dict()), TypeError, "torch.nn.Module, got OrderedDict"),
-        (lambda net: rp.fire_(net, where=net[0]), TypeError, "Linear: give its name"),
-        (lambda net: rp.fire_(net, where=["0", net[0].weight]), TypeError, "Parameter: give its name"),
-        (lambda net: rp.fire_(net, optimizer="adam"), TypeError, "no optimiser"),
+        (lambda net: rp.fire_(net, where=net[0]), TypeError, "where .*Linear"),
+        (lambda net: rp.fire_(net, where=["0", net[0].weight]), TypeError, "where .*Parameter"),
+        (lambda net: rp.fire_(net, optimizer="adam"), TypeError, "Optimizer.*got str"),
         (lambda net: rp.layer_deviation(net[0]), TypeError, "rp.select"),
         (lambda net: polar([[1.0, 2.0]]), TypeError, r"torch\.tensor\(matrix\)"),
         (lambda net: rp.squared_frobenius_error(torch.ones(2, 2), torch.ones(1, 2)), ValueError, "one shape"),

@@ -186,7 +186,7 @@ def test_state_that_is_not_one_number_for_each_entry_is_refused() -> None:
     optimizer = torch.optim.Adafactor([param])
     param.grad = torch.randn(3, 2)
     optimizer.step()
-    with pytest.raises(TypeError, match="single entries cannot be cleared"):
+    with pytest.raises(TypeError, match="index=None"):
         entry_state(optimizer, param)
 
 
@@ -212,7 +212,7 @@ def test_a_swapped_in_parameter_trains_in_the_place_and_with_the_settings_of_the
 def test_a_group_is_not_added_to_nobody() -> None:
     _, muon, adam = pair()
     both, new = Together([muon, adam]), nn.Parameter(torch.ones(3))
-    with pytest.raises(TypeError, match="which optimiser"):
+    with pytest.raises(TypeError, match=r"\.optimizers"):
         both.add_param_group({"params": [new]})
     adam.add_param_group({"params": [new], "lr": 0.5})
     assert holds(both, new)
@@ -243,7 +243,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing() -> None:
     saved = copy.deepcopy(both.state_dict())
     train(net, both)
     before = muon.state[net[0].weight]["momentum_buffer"].clone()
-    with pytest.raises(ValueError, match="has 1 optimisers, and there are 2"):
+    with pytest.raises(ValueError, match="has 1 optimisers, not 2"):
         both.load_state_dict(adam.state_dict())
     saved["optimizers"][1]["param_groups"].pop()
     with pytest.raises(ValueError, match=r"1 \(AdamW\) has groups of \[2, 1\] parameters, the checkpoint of \[2\]"):
@@ -258,11 +258,11 @@ def test_one_optimiser_stays_itself_and_mistakes_are_named() -> None:
     assert isinstance(as_one((muon, adam)), Together)
     with pytest.raises(ValueError, match="hold the same parameter"):
         as_one([adam, SGD([net[0].bias], lr=0.1)])
-    with pytest.raises(ValueError, match="holds no optimiser"):
+    with pytest.raises(ValueError, match=r"optimizer=\[\]"):
         as_one([])
-    with pytest.raises(TypeError, match="is no optimiser"):
+    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer.*got (Sequential|str)"):
         as_one([adam, net])
-    with pytest.raises(TypeError, match="is no optimiser"):
+    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer.*got (Sequential|str)"):
         as_one("adam")
 
 

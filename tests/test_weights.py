@@ -116,9 +116,9 @@ def test_embeddings_are_listed_when_everything_was_asked_for() -> None:
         (nn.Sequential(nn.Linear(2, 2)), "convolutions", ValueError, r"0\.weight.*where='everything'"),
         (nn.Sequential(nn.ReLU()), "everything", ValueError, "has no linear"),
         (nn.Sequential(nn.Embedding(3, 2)), "everything", ValueError, "by name, or with"),
-        (Small(), [3], TypeError, "where=3: give a preset"),
-        (Small(), 3, TypeError, "where=3: give a preset"),
-        (Small(), None, TypeError, "where=None: give a preset"),
+        (Small(), [3], TypeError, "where=3: .*preset"),
+        (Small(), 3, TypeError, "where=3: .*preset"),
+        (Small(), None, TypeError, "where=None: .*preset"),
     ],
 )
 def test_a_selection_without_a_match_says_what_to_type(

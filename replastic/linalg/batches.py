@@ -1,7 +1,7 @@
-"""Many matrices at once: those of about one shape are stacked, up to a memory budget, and worked on together.
+"""Many matrices at once: those of similar shape are processed in batches, up to a memory budget.
 
-A network has hundreds of small matrices (every tap of a convolution kernel is one), and launching work for each of them
-alone is what makes the plain loop slow on a GPU.
+A network has hundreds of small matrices (every tap of a convolution kernel is one), and a GPU is slow if each of them needs
+kernel launches of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MatrixStack:
 
 
 class Batch:
-    """Matrices of about one shape, oriented tall: (count, m, n) with m >= n.
+    """Matrices of similar shape, oriented tall: (count, m, n) with m >= n.
 
     Smaller ones are padded with zeros, which every odd map of singular values leaves at zero.
 
@@ -92,7 +92,7 @@ def make_batches(stacks: Sequence[MatrixStack], bytes_of: BytesOf, budget: int) 
     """Batches that together hold every matrix once, largest first, each within `budget` bytes of scratch memory.
 
     bytes_of: scratch that one m x n matrix needs. A batch holds at least one matrix, however large. Largest first, so
-    that memory that does not suffice is most likely found out before anything was written.
+        that running out of memory most likely happens before anything is written.
     """
     groups: dict[tuple[torch.device, torch.dtype], dict[tuple[int, int], list[tuple[int, MatrixStack]]]] = {}
     pending, limits = list(enumerate(stacks))[::-1], {"cpu": min(budget, _CPU_BATCH)}
@@ -111,7 +111,7 @@ def make_batches(stacks: Sequence[MatrixStack], bytes_of: BytesOf, budget: int) 
         for (m, n), parts in by_shape.items():
             most = max(limits.get(device.type, budget) // bytes_of(m, n, device, dtype), 1)
             total = sum(stack.count for _, stack in parts)
-            # Batches of about equal size: one that is left with a single matrix takes as long as a full one.
+            # Batches of about equal size, because a batch of one matrix takes as long as a full one.
             fair, room = math.ceil(total / math.ceil(total / most)), 0
             together: list[list[tuple[int, MatrixStack]]] = []
             for index, stack in parts:
@@ -124,10 +124,10 @@ def make_batches(stacks: Sequence[MatrixStack], bytes_of: BytesOf, budget: int) 
     return sorted(made, key=lambda batch: -batch.count * bytes_of(batch.m, batch.n, batch.device, batch.dtype))
 
 
-# On a CPU a batch only saves calls, and one that leaves the cache loses more than that.
+# On a CPU a batch saves only calls, and one that does not fit the cache loses more than that.
 _CPU_BATCH = 8 * 2**20
 
-# A group of its own costs some fifty kernel launches. Padding it into a larger one is cheaper while the products grow by
+# A separate group costs about fifty kernel launches. Padding it into a larger one is cheaper while the products grow by
 # less than this count·m·n² (ten steps of it: 0.3 ms in TF32 on an H200), unless the model has so much arithmetic that
 # launches hide behind it.
 _MERGE_BELOW = 1.2e9

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ON_CPU = range(33, 129)  # rows of Gram matrices that a CPU was sooner done with than a GPU: benchmarks/effective_rank.py
+ON_CPU = range(33, 129)  # rows of Gram matrices for which a CPU was faster than a GPU: benchmarks/effective_rank.py
 
 
 def effective_rank(matrix: Tensor) -> Tensor:
-    """exp(-Σ p log p), p = σ/Σσ: how many singular values there are, in effect (Roy & Vetterli 2007).
+    """exp(-Σ p log p), p = σ/Σσ: the effective number of singular values (Roy & Vetterli 2007).
 
-    matrix: one, or a stack of them, (..., rows, columns), of which each has its rank.
+    matrix: (..., rows, columns); the result has the leading axes.
 
     n for a multiple of an orthogonal n x n matrix, 1 for a matrix of rank one, 0 for a matrix of zeros. Differentiable;
     directions without a singular value have no gradient.
@@ -45,16 +45,16 @@ def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decomposed_on(device: torch.device, rows: int) -> torch.device:
-    """Up to 32 rows a GPU decomposes all matrices at once; beyond, one after the other, each behind what else it does."""
+    """A GPU decomposes matrices of up to 32 rows together, larger ones one after the other."""
     return torch.device("cpu") if device.type == "cuda" and rows in ON_CPU else device
 
 
 class _SingularValues(torch.autograd.Function):
     """Singular values as square roots of the Gram matrix's eigenvalues, in float64.
 
-    Squaring costs half the digits. What is left is enough for float32 entries: values below sqrt(eps·max(rows, columns)) of
-    the largest, 5e-7 for 1000, count as zero. With samples many and units few, or the reverse, this is far cheaper than an
-    SVD.
+    Squaring costs half the digits. The rest is enough for float32 entries: values below sqrt(eps·max(rows, columns)) of the
+    largest, 5e-7 for 1000, count as zero. If there are many samples and few units, or the reverse, this is far cheaper than
+    an SVD.
     """
 
     @staticmethod

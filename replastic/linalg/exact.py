@@ -9,9 +9,9 @@ orthogonal matrix, but to the wrong one. Routes, by what was fastest where:
                         on if a batch has enough matrices to factorise side by side
     float64 input       SVD: squaring the condition number costs digits that float64 output would show
 
-Tall matrices are iterated on the Gram side, where a step costs n³ instead of m·n². Each route says which matrices it
-cannot vouch for. Those, and only those, are done again by a slower one that looks at single singular values and knows a
-null direction when it sees one; and if that fails, or null directions are to be filled, by SVD.
+Tall matrices are iterated on the Gram side, where a step costs n³ instead of m·n². Each route reports the matrices for which
+its result may be inaccurate. Only these are done again by a slower route that computes single singular values and so detects
+null directions; if that fails, or null directions are to be filled, by SVD.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 from .products import TALL, bound_of_gram, gram, gram_sums, symmetric_product
 from .schedules import Triple, halley_weights, minimax_quintics
 
-# lambda_min/lambda_max below which a Gram matrix in float64 no longer resolves its smallest direction to 1e-7, for what it
-# loses there is eps of the largest: condition numbers above 3e4.
+# lambda_min/lambda_max below which a Gram matrix in float64 does not resolve its smallest direction to 1e-7, because its
+# error is eps of the largest: condition numbers above 3e4.
 _GRAM_FLOOR = 1e-9
 _HALLEY_FROM = 2048
 _HALLEY_BATCH_FROM, _HALLEY_BATCH = 768, 12  # factorisations of a batch run side by side
@@ -37,20 +37,20 @@ _CLOSE = 2e-3
 
 @dataclass(frozen=True)
 class ExactResult:
-    """Polar factors of a batch, and what became of the difficult ones."""
+    """Polar factors of a batch, and which matrices were difficult."""
 
     factor: Tensor  # float32
     sums: Tensor  # `gram_sums` of the input
     redone: list[int]  # matrices that took a second attempt
-    null_directions: dict[int, int]  # of those: how many directions were found null, and left so
-    failed: list[int]  # of those: not done
+    null_directions: dict[int, int]  # of those: how many directions were found null and stay null
+    failed: list[int]  # of those: without a result
 
 
 def exact_factor(w: Tensor, tolerance: float, padding: Tensor | int = 0) -> ExactResult:
     """The polar factors of float32 w (batch, m, n), m >= n, null directions left null.
 
     tolerance: sigma/sigma_max at or below which a direction is null.
-    padding: how many columns of each matrix are only there to fill the batch; they are zero and stay so.
+    padding: how many columns of each matrix only fill the batch; they are zero and stay zero.
     """
     factor, redo, sums = _by_iteration(w, padding) if w.is_cuda else _by_eigenvectors(w)
     redone = (redo & (sums[:, 1] > 0)).nonzero()[:, 0].tolist()
@@ -71,7 +71,7 @@ def _careful_factor(w: Tensor, tolerance: float) -> tuple[Tensor, int, bool]:
     """One matrix (m, n) of any condition number: its factor, how many directions are null, and whether it worked.
 
     Four Halley steps on the matrix itself bring every direction down to 1e-7 of the largest to 1. Xᵀ W = V·σ·Vᵀ then
-    tells which directions are too small to be told from rounding; those are taken out of X again.
+    shows which directions are too small to be distinguished from rounding; these are removed from X.
     """
     x = w.double()[None]
     g = gram(x)
@@ -90,14 +90,14 @@ def _by_iteration(w: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor, Ten
     g = gram(x)
     sums = gram_sums(g)
     factor, redo = _iterate(x, g, padding)
-    del x, g  # float64 is large: gone before the copy in float32 is made
+    del x, g  # float64 is large: freed before the copy in float32 is made
     return factor.to(w.dtype), redo, sums
 
 
 def _iterate(x: Tensor, g: Tensor, padding: Tensor | int) -> tuple[Tensor, Tensor]:
     count, m, n = x.shape
     if n >= _HALLEY_FROM and count > 1:
-        # Batched factorisations are made for small matrices; large ones are faster one by one.
+        # Batched factorisations are designed for small matrices; large ones are faster one by one.
         redo = x.new_zeros(count, dtype=torch.bool)
         for index in range(count):
             at = slice(index, index + 1)
@@ -138,7 +138,7 @@ def svd_factor(x: Tensor, rank: str, tolerance: float) -> tuple[Tensor, int]:
 
 
 def _by_eigenvectors(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # W is turned to float64 some rows at a time: beside n x n matrices, only they take memory.
+    # W is converted to float64 some rows at a time, so that besides n x n matrices only these rows take memory.
     rows = w.split(max(1, _CHUNK // (w.shape[0] * w.shape[-1])), dim=-2)
     g = gram(rows[0].double())
     for part in rows[1:]:
@@ -192,7 +192,7 @@ def _halley(x: Tensor, r: Tensor, weights: tuple[Triple, ...], low: float) -> tu
         factor = _cholesky_(r)
         solved = torch.linalg.solve_triangular(factor.mT, x, upper=True, left=False)
         solved = torch.linalg.solve_triangular(factor, solved, upper=False, left=False)
-        x.mul_(b / c).add_(solved, alpha=a - b / c)  # into x, whose giver holds it: no third buffer
+        x.mul_(b / c).add_(solved, alpha=a - b / c)  # into x, which the caller holds: no third buffer
         del solved
     x.mul_(2 / (1 + low))  # [low, 1] becomes an interval around 1, which halves what is left for the last step
     z, fourth_powers = _taylor(gram(x, out=r))

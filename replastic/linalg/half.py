@@ -1,8 +1,8 @@
 """The polar factor on half-precision tensor cores: orthogonal to float32, off the true factor by about 1.5e-3.
 
 The iterate itself stays in float32; only the operands of products are rounded to float16. Storing the iterate in half
-precision, as Muon does, would give an orthogonal matrix that is up to 40 % off the polar factor: what is lost in the small
-singular values at the start no later polish brings back. Rounded operands enter multiplied by those same small values.
+precision, as Muon does, would give an orthogonal matrix that is up to 40 % off the polar factor: no later step restores what
+the small singular values lose at the start. Rounded operands enter multiplied by those same small values.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .schedules import minimax_quintics
 
 
 def half_pays(w: Tensor) -> bool:
-    """Whether tensor cores beat the exact route: not on small matrices, where launches decide, nor on very tall ones,
-    where the exact route works on the small side."""
+    """Whether tensor cores are faster than the exact route: not for small matrices, where launches dominate, nor for very
+    tall ones, where the exact route works on the small side."""
     m, n = w.shape[-2:]
     fast = w.is_cuda and torch.cuda.get_device_capability(w.device) >= (7, 0)
     return fast and w.dtype == torch.float32 and n >= 384 and m <= 8 * n

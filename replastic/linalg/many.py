@@ -1,4 +1,4 @@
-"""The same operation on many tensors, in few kernels: the one place where torch's private `_foreach` functions are used."""
+"""The same operation on many tensors, in few kernels. Only this module uses torch's private `_foreach` functions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def norms(tensors: Tensors) -> Tensor:
 def lengths(tensors: Tensors) -> Tensor:
     """`norms` of tensors that are not differentiated, correct also where their squares overflow or vanish in their dtype.
 
-    It reads the tensors twice, and on the CPU it takes many times as long as `norms`: for first weights, not for each step.
+    It reads the tensors twice and is many times slower than `norms` on a CPU: for initial weights, not for every step.
     """
     found = norms(tensors)
     info = torch.finfo(found.dtype)

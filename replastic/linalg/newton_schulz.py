@@ -4,14 +4,14 @@
 
 With the paper's ten cubic steps this is *not* the polar factor at the widths of real networks: a step grows a small
 singular value by a factor of 1.5 only, and even the largest starts near 2/√n. It is kept as published; "exact" is
-another operation.
+a different operation.
 
 Several steps can be taken on the n x n side. With R = XᵀX every step multiplies X by a polynomial in R, so s of them are
 X·Q(R), and for a tall X the products with R are the cheap ones. In float32 that recurrence loses small eigenvalues if it
 runs for long, so it restarts from a fresh Gram matrix after a block of steps, and Q is carried as q·I + D: the identity
 part never passes through a rounded product, which is what keeps small singular values accurate to the last digits.
 
-Equal to the plain loop over matrices up to rounding, which comes in another order: ten cubic steps in float32 are tested to
+Equal to the plain loop over matrices up to the order of rounding: ten cubic steps in float32 are tested to
 stay within 3e-6 of the iteration in float64, and within 1e-5 of the loop, whose own norm is coarser. Muon's coefficients,
 which never settle, carry rounding on: 1e-3 there.
 """
@@ -31,18 +31,18 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "muon": (3.4445, -4.7750, 2.0315),  # Jordan et al.: fast, but singular values keep oscillating in 0.68..1.14
 }
 
-# The most steps that can be asked for. The cubic brings the smallest direction that float64 resolves, 2e-16 of the largest,
+# The largest number of steps. The cubic brings the smallest direction that float64 resolves, 2e-16 of the largest,
 # to 1 in 100 steps; a polynomial that grows it by 4 % a step, in 1000. Further steps change nothing, and take time.
 MAX_STEPS = 1000
 _LARGE = 2.0**100
-# Below this width a GPU waits for launches, not for arithmetic, and a block has more of them.
+# Below this width launches take longer than arithmetic on a GPU, and a block needs more launches.
 _LAUNCHES_DECIDE = 512
 
 
 def frobenius_normalised(w: Tensor) -> tuple[Tensor, Tensor]:
     """W/‖W‖_F and ‖W‖_F for a batch (batch, m, n); a zero matrix stays zero.
 
-    In two steps: where the norm itself is beyond the dtype, or so small that little of it is left, two numbers are not.
+    In two divisions, because the norm may be too large or too small for the dtype.
     """
     if w.dtype == torch.float64:
         then, first = norms_in_range(w)
@@ -106,5 +106,5 @@ def _polynomial(r: Tensor, steps: int, coefficients: Coefficients) -> tuple[Tens
 
 
 def _step(r: Tensor, b: float, c: float) -> tuple[Tensor, float]:
-    """S and alpha with alpha·S = b·R + c·R², the part of one step beside the identity."""
+    """S and alpha with alpha·S = b·R + c·R², one step without its multiple of the identity."""
     return (r, b) if c == 0 else (symmetric_product(r, r, r, beta=b, alpha=c), 1.0)

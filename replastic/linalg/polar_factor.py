@@ -1,4 +1,4 @@
-"""`polar`: the one entry to the three projections, for tensors; `polar_batch` is the same for a prepared batch."""
+"""`polar`: all three projections, for tensors; `polar_batch` is the same for a prepared batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_BUDGET = 192 * 2**20
 DEVICES = ("cpu", "cuda")  # others lack float64
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# What "fast" promises: DfI per column. A matrix that misses it is done again exactly.
+# The largest DfI per column of "fast". A matrix that exceeds it is done again exactly.
 _FAST_DEVIATION = 1e-9
 
 
@@ -31,7 +31,7 @@ class PolarOptions:
     """How to project; checked once, here, for `polar` and for everything built on it."""
 
     method: Method = "exact"
-    steps: int = 10  # of "published", at most MAX_STEPS; the others take as many as they need
+    steps: int = 10  # of "published", at most MAX_STEPS; other methods choose the number themselves
     coefficients: str | Coefficients = "cubic"
     rank: RankPolicy = "partial"
     rank_tolerance: float | None = None  # sigma/sigma_max at or below which a direction is null; None: see `tolerance`
@@ -45,7 +45,7 @@ class PolarOptions:
         if not isinstance(self.steps, int) or isinstance(self.steps, bool):
             raise TypeError(f"steps={self.steps!r} is not an integer: write steps=10")
         if self.steps < 1:
-            raise ValueError(f"steps={self.steps} would leave weights unprojected: give steps >= 1, as in steps=10")
+            raise ValueError(f"steps={self.steps} would leave weights unprojected: pass steps >= 1, as in steps=10")
         if self.steps > MAX_STEPS:
             raise ValueError(
                 f"steps={self.steps} is beyond what changes anything: pass 1 to {MAX_STEPS}, as in steps=10, or "
@@ -54,11 +54,11 @@ class PolarOptions:
         if isinstance(self.coefficients, str):
             _check_choice("coefficients", self.coefficients, tuple(COEFFICIENTS))
         elif len(self.coefficients) != 3:
-            raise ValueError(f"coefficients={self.coefficients!r}: give a name or three numbers, as in (1.5, -0.5, 0.0)")
+            raise ValueError(f"coefficients={self.coefficients!r}: pass a name or three numbers, as in (1.5, -0.5, 0.0)")
         elif not _stays_bounded(self.coefficients, self.steps):
             raise ValueError(f"coefficients={self.coefficients!r} diverge in {self.steps} steps: (1.5, -0.5, 0.0) do not")
         if self.rank_tolerance is not None and not 0 <= self.rank_tolerance < 1:
-            raise ValueError(f"rank_tolerance={self.rank_tolerance}: give a share of the largest singular value, as in 1e-6")
+            raise ValueError(f"rank_tolerance={self.rank_tolerance}: pass a share of the largest singular value, as in 1e-6")
         if self.method == "published" and (self.rank, self.rank_tolerance) != ("partial", None):
             raise ValueError('method="published" does not look at ranks: rank and rank_tolerance belong to method="exact"')
         if self.method != "published" and (self.steps, self.coefficients, self.precision) != (10, "cubic", None):
@@ -72,12 +72,12 @@ class PolarOptions:
         return COEFFICIENTS[self.coefficients] if isinstance(self.coefficients, str) else self.coefficients
 
     def tolerance(self, dtype: torch.dtype, m: int) -> float:
-        """Default rank tolerance: the rounding noise of the storage. In float64 that is numpy's m·eps. Float32 noise
+        """Default rank tolerance: the rounding noise of the storage. In float64 this is numpy's m·eps. Float32 noise
         does not grow with m relative to sigma_max, and m·eps would call well-resolved directions null: there it is 4·eps.
-        Half precision is taken at its float32 value, in which every direction that is not exactly null counts.
+        Half precision is converted to float32, in which every direction that is not exactly null counts.
 
-        On CUDA from n = 768 on, where no route looks at single singular values, directions between 1e-7 and this
-        tolerance may count as live.
+        On CUDA from n = 768 on, where no route computes single singular values, directions between 1e-7 and this
+        tolerance may not count as null.
         """
         if self.rank_tolerance is not None:
             return self.rank_tolerance
@@ -103,8 +103,8 @@ class PolarInfo:
     dfi_after: Tensor
     sfe: Tensor  # squared Frobenius error between input and factor
     null_directions: Tensor  # directions treated as null by the rank policy (integers)
-    redone: Tensor  # True where the fast route did not converge and an exact one, or the SVD, took over
-    zero: Tensor  # True for all-zero matrices, which have no direction and are left alone
+    redone: Tensor  # True where the fast route did not converge and an exact one, or the SVD, was used
+    zero: Tensor  # True for all-zero matrices, which have no direction and stay zero
 
     def __str__(self) -> str:
         notes = [
@@ -124,19 +124,19 @@ class PolarInfo:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The projection of one batch (count, m, n), and what `deviations` needs to tell what it did.
+    """The projection of one batch (count, m, n), and the sums from which `deviations` computes figures.
 
-    Sums instead of figures: they are turned into figures once, for all batches together and away from the device.
+    Sums instead of figures, because figures are computed once, for all batches together, on the CPU.
     """
 
     factor: Tensor
     sums: Tensor  # (count, 5): ‖W‖_F, `gram_sums` of W/‖W‖_F, `gram_sums` of the factor
-    redone: tuple[int, ...] = ()  # indices of matrices for which a safer route took over
+    redone: tuple[int, ...] = ()  # indices of matrices that were done again by a safer route
     null_directions: dict[int, int] = field(default_factory=dict)  # index to how many, by the rank policy
 
 
 def deviations(sums: Tensor, scale: Tensor | float, columns: Tensor | int) -> tuple[Tensor, Tensor]:
-    """DfI of W/scale and of the factor, from a `BatchResult`'s sums; columns: how many each matrix has of its own."""
+    """DfI of W/scale and of the factor, from a `BatchResult`'s sums; columns: of each matrix, without padding."""
     norm, before, after = sums[:, 0], sums[:, 1:3], sums[:, 3:5]
     return deviation(before, (norm / scale).square(), columns), deviation(after, 1.0, columns)
 
@@ -162,11 +162,11 @@ def polar(
     Batched over leading axes, any float dtype in and the same out, not differentiable. float16 and bfloat16 are computed
     from their exact float32 values and rounded once. All-zero matrices come back as they are.
 
-    rank: what a direction with no singular value becomes in "exact": left null ("partial", the canonical polar factor),
-        filled to a full isometry ("complete"), or an error ("raise").
-    rank_tolerance: the share of the largest singular value below which there is none; to look at each of them, a
-        tolerance of your own takes the SVD, which is slower.
-    budget: bytes of scratch memory to stay within, as far as single matrices allow.
+    rank: what happens to a null direction (singular value zero) in "exact": it stays null ("partial", the canonical polar
+        factor), is filled to a full isometry ("complete"), or is an error ("raise").
+    rank_tolerance: share of the largest singular value at or below which a direction is null. A tolerance that is set here
+        needs the SVD, which is slower.
+    budget: bytes of scratch memory to stay within, unless a single matrix needs more.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -0.1]]))
     tensor([[ 1.,  0.],
@@ -178,7 +178,7 @@ def polar(
 
 @torch.no_grad()
 def polar_with_info(matrix: Tensor, options: PolarOptions, *, budget: int = DEFAULT_BUDGET) -> tuple[Tensor, PolarInfo]:
-    """`polar`, and what was done to each matrix."""
+    """`polar`, with a report on each matrix."""
     if not isinstance(matrix, Tensor):
         raise TypeError(f"polar needs a tensor, got {type(matrix).__name__}: convert it first, as in torch.tensor(matrix)")
     if matrix.dtype not in FLOAT_DTYPES:
@@ -210,7 +210,7 @@ def polar_with_info(matrix: Tensor, options: PolarOptions, *, budget: int = DEFA
 
 
 def polar_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]] | None = None) -> BatchResult:
-    """Project a batch (count, m, n), m >= n, of finite float32 or float64 matrices; w itself is kept.
+    """Project a batch (count, m, n), m >= n, of finite float32 or float64 matrices; w is not changed.
 
     sizes: each matrix's own (m, n), where smaller ones are padded with zeros to the shape of the batch.
     """
@@ -285,12 +285,12 @@ def _sums(norm: Tensor, before: Tensor, factor: Tensor) -> Tensor:
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype a weight of `dtype` is gathered in: float32 holds every half-precision value exactly."""
+    """The dtype in which a weight of `dtype` is computed: float32 holds every half-precision value exactly."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _stays_bounded(coefficients: Coefficients, steps: int) -> bool:
-    """Whether no singular value in [0, 1] runs away; tried on a fine grid."""
+    """Whether no singular value in [0, 1] diverges, on a fine grid."""
     a, b, c = coefficients
     x = torch.linspace(0, 1, 1025, dtype=torch.float64, device="cpu")
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""What the polar routes share: symmetric products at half price, float32 at a chosen precision, norms and bounds."""
+"""Shared by the polar routes: symmetric products at half the cost, float32 at a chosen precision, norms and bounds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 Precision = Literal["ieee", "tf32"]
 
-# From these sizes on, computing only the upper block panels of a symmetric product and mirroring them beats one full
-# product; below, the extra calls cost more than the saved arithmetic.
+# From these sizes on, computing only the upper block panels of a symmetric product and mirroring them is faster than one
+# full product; below, the extra calls cost more than the saved arithmetic.
 _PANELS_FROM = {("cpu", 4): 640, ("cpu", 8): 512, ("cuda", 4): 3072, ("cuda", 8): 3072}  # by bytes an entry
 _PANELS = 4
 
@@ -80,17 +80,17 @@ def bound_of_gram(gram_matrix: Tensor) -> Tensor:
 
 
 def frobenius_norms(x: Tensor) -> Tensor:
-    """(batch,): Frobenius norms, summed in float64, where the square of 1e-30 is still a number; besides, torch's own
+    """(batch,): Frobenius norms, summed in float64, in which the square of 1e-30 does not vanish; also, torch's own
     float32 norm is off by 6e-4 for 4096 x 4096 on the CPU. At most the largest float64."""
     if x.dtype == torch.float64:
         norms, units = norms_in_range(x)
         return (norms * units).clamp_max(torch.finfo(x.dtype).max)
     if x.is_cuda:
         return torch.linalg.vector_norm(x, dim=(-2, -1), dtype=torch.float64)
-    # On the CPU torch makes a copy in float64 of all it sums, so it is given little at a time.
+    # On the CPU torch copies all that it sums to float64, so it sums a few rows at a time.
     rows = max(1, 2**20 // (x.shape[0] * x.shape[-1]))
     parts = x.split(rows, dim=-2)
-    # Into one tensor: small results kept between the copies would hinder the memory of these from being used again.
+    # Into one tensor: small results between the copies would keep their memory from being reused.
     norms = torch.empty(len(parts), x.shape[0], dtype=torch.float64, device=x.device)
     for at, part in enumerate(parts):
         norms[at] = torch.linalg.vector_norm(part, dim=(-2, -1), dtype=torch.float64)
@@ -118,8 +118,8 @@ def power_of_two(largest: Tensor) -> Tensor:
 
 
 def units_of_range(sizes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Powers of two to divide numbers of these sizes by, so that neither their squares nor the squares of these overflow or
-    vanish in float32, bfloat16 or float64: 1 but for sizes near the ends of the range."""
+    """Powers of two to divide numbers of these sizes by, so that neither their squares nor the fourth powers overflow or
+    vanish in float32, bfloat16 or float64: 1 except for sizes near the ends of the range."""
     exponents = 480.0 if dtype == torch.float64 else 60.0  # a quarter of all
     steps = (sizes.clamp_min(torch.finfo(dtype).smallest_normal).log2() / exponents).round().clamp(-2, 2)
     return torch.exp2(steps * exponents)
@@ -135,8 +135,8 @@ def gram_sums(gram_matrix: Tensor) -> Tensor:
 def deviation(sums: Tensor, factor: Tensor | float, columns: Tensor | int) -> Tensor:
     """‖f·G - I‖²_F = f²‖G‖² - 2f·tr G + n from `gram_sums(G)`, n the matrix's own columns.
 
-    Expanding the square costs no digits here: both sums are over the same entries and in float64, so they cancel to
-    float64's rounding however near to an isometry G is. And a device need not be waited for to subtract the identity.
+    Expanding the square costs no digits here: both sums are over the same entries in float64, so they cancel to float64's
+    rounding however close G is to the identity. It also avoids waiting for a device in order to subtract the identity.
     """
     square = (factor * sums[..., 0]).square()
     # Where the square is beyond float64, so may be what is subtracted from it.

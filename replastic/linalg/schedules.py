@@ -2,7 +2,7 @@
 
 Two families. A *minimax quintic* a·x + b·x³ + c·x⁵ deviates least from 1 on an interval; composing them greedily grows a
 small singular value about 4.1-fold a step (Amsel et al. 2025, Polar Express; Grishina et al. 2025, CANS). The *weighted
-Halley* map x(a + b·x²)/(1 + c·x²) needs a Cholesky factorisation but squares its way out of any condition number
+Halley* map x(a + b·x²)/(1 + c·x²) needs a Cholesky factorisation but handles any condition number in few steps
 (Nakatsukasa, Bai & Gygi 2010): three steps from 1e-7.
 """
 

@@ -1,4 +1,4 @@
-"""A model's weights as matrices: which there are (`matrices`), and which of them a method acts on (`select`)."""
+"""A model's weights as matrices: list them (`matrices`) and choose which of them a method changes (`select`)."""
 
 from .inventory import WeightMatrix as WeightMatrix
 from .inventory import matrices as matrices

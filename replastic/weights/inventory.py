@@ -1,8 +1,8 @@
-"""Every weight of a model as matrices, under the names of the original module; and what stands in the way of changing it.
+"""Every weight of a model as matrices, under the names of the original module, and why some weights cannot be changed.
 
-A linear map of a network is rarely stored as one matrix: a convolution is a stack of them, one for each tap of its kernel;
-attention packs queries, keys and values into one tensor; some libraries store the transpose. `layers` knows the layouts;
-here they become views into the parameter, so that what is written to a view is written to the weight.
+A linear map of a network is often not stored as one matrix: a convolution is a stack of matrices, one for each tap of its
+kernel; attention packs queries, keys and values into one tensor; some libraries store the transpose. `layers` describes
+these layouts; here they become stacks of matrices that can be gathered from the weight and scattered back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class WeightMatrix:
     role: str | None = None  # "query", "key" or "value" in attention
     also_named: tuple[str, ...] = ()  # further names of the same tensor
     aliases: tuple[nn.Parameter, ...] = ()  # further parameter objects on the same memory
-    tied_to: str = ""  # of an embedding: the output head that reads it the other way round, and the reverse
+    tied_to: str = ""  # name of the output head that is this embedding transposed, or of the embedding of this head
 
     def __repr__(self) -> str:
         return f"WeightMatrix({self.name!r}, {self.kind}, parameter {tuple(self.parameter.shape)})"
@@ -50,27 +50,27 @@ class WeightMatrix:
         return MatrixStack(view, layout.out_axes, layout.in_axes)
 
     def whole(self) -> Tensor:
-        """All numbers of the parameter, the other parts of a fused weight included; a place may return a copy."""
+        """The whole parameter, including the other parts of a fused weight; a copy if it lives elsewhere."""
         place = place_of(self.parameter)
         return self.parameter.detach() if place is None else place.gather()
 
     @property
     def scale(self) -> float:
-        """The size FIRE gives an isometry in this layer: sqrt(out/in), divided by the kernel's area (appendix C)."""
+        """The factor of an isometry in FIRE: sqrt(out/in), divided by the kernel's area (appendix C)."""
         return self.scale_of(self.stack())
 
     def scale_of(self, stack: MatrixStack) -> float:
-        """`scale`, for a caller that has the stack already."""
+        """`scale`, for callers that already have the stack."""
         return math.sqrt(stack.rows / stack.columns) / self.layout.kernel_area
 
     @cached_property
     def region(self) -> Region:
-        """Equal for weights that are the same memory, be it one parameter or two."""
+        """Equal for weights that are the same memory, in one parameter or in two."""
         return region_of(self.parameter)
 
     @property
     def reading(self) -> tuple[object, ...]:
-        """Equal for weights that are, in addition, the same matrices of it."""
+        """Equal for weights that are also the same matrices of that memory."""
         view = self.layout.view(self.parameter.detach())
         axes = tuple((size, stride) for size, stride in zip(view.shape, view.stride(), strict=True) if size > 1)
         offset = view.storage_offset() - self.parameter.storage_offset()
@@ -79,7 +79,7 @@ class WeightMatrix:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A weight that is seen but must not, or cannot, be changed: enough of it to tell whether it was asked for."""
+    """A weight that must not or cannot be changed, with what is needed to decide whether it was asked for."""
 
     name: str
     kind: Kind
@@ -91,10 +91,10 @@ class Unavailable:
 
 @dataclass
 class Inventory:
-    """What `take_inventory` found."""
+    """The result of `take_inventory`."""
 
     weights: list[WeightMatrix] = field(default_factory=list)
-    skipped: list[Unavailable] = field(default_factory=list)  # left alone: frozen, parametrised, unknown
+    skipped: list[Unavailable] = field(default_factory=list)  # not changed: frozen, parametrised, unknown
     broken: list[Unavailable] = field(default_factory=list)  # an error if asked for: quantised, meta, lazy
     modules: list[str] = field(default_factory=list)
 
@@ -102,8 +102,8 @@ class Inventory:
 def matrices(layer: nn.Module, name: str = "", parent: nn.Module | None = None) -> list[WeightMatrix]:
     """The matrices of one layer (not of its children).
 
-    name, parent: where the layer sits in its model; a fused projection is recognised by its name, and how its rows are
-        dealt out may depend on what the module around it says of its heads.
+    name, parent: where the layer is in its model. A fused projection is recognised by its name, and the order of its rows
+        may depend on the number of heads that the module around it has.
 
     >>> [(m.name, m.stack().gather().shape) for m in matrices(nn.Conv2d(3, 8, 5))]
     [('weight', torch.Size([5, 5, 8, 3]))]
@@ -115,18 +115,20 @@ def matrices(layer: nn.Module, name: str = "", parent: nn.Module | None = None) 
     for weight in [*found.broken, *found.skipped]:
         raise TypeError(f"{weight.name} {weight.reason}")
     if not found.weights:
-        raise TypeError(f"{type(layer).__name__} has no weight matrix that is known; replastic.weights.layers lists what is")
+        raise TypeError(
+            f"{type(layer).__name__} is not a layer with a known weight matrix: replastic.weights.layers lists those"
+        )
     return found.weights
 
 
 def take_inventory(model: nn.Module, *, frozen: bool = False, elsewhere: bool = False) -> Inventory:
-    """All weights of a model, each tensor once, under its first name and with its others.
+    """All weights of a model, each tensor once, under its first name; the entry lists the other names.
 
-    frozen: whether weights that do not train count as well, for those who only read.
-    elsewhere: whether weights that live in a `Place` count, for callers that gather and scatter them.
+    frozen: whether to include weights that do not train, for callers that only read.
+    elsewhere: whether to include weights that live in a `Place`, for callers that gather and scatter them.
     """
     found = Inventory()
-    # torch.compile wraps a module in another that holds it as "_orig_mod"; under its own name stands the original.
+    # torch.compile wraps a module in another one that holds it as "_orig_mod"; the original replaces its wrapper here.
     modules = {
         ".".join(part for part in name.split(".") if part != "_orig_mod"): module
         for name, module in model.named_modules(remove_duplicate=False)
@@ -145,7 +147,7 @@ def take_inventory(model: nn.Module, *, frozen: bool = False, elsewhere: bool = 
             w.kind,
             w.role,
             tuple(w.parameter.shape),
-            "is frozen: call requires_grad_(True) on it to have it changed",
+            "is frozen: call requires_grad_(True) on it to let it be changed",
             w.also_named,
         )
         for w in _merge_tied(left, set())
@@ -155,7 +157,7 @@ def take_inventory(model: nn.Module, *, frozen: bool = False, elsewhere: bool = 
 
 
 def unusable(parameter: Tensor, elsewhere: bool = False) -> str | None:
-    """Why a tensor cannot be read and rewritten as a float matrix, and what to do about it; None if it can."""
+    """Why a tensor cannot be read and written as a float matrix, and what to do about it; None if it can."""
     place = place_of(parameter) if elsewhere else None
     if is_lazy(parameter):
         return "is lazy and has no shape yet: run one batch through the model first"
@@ -166,22 +168,22 @@ def unusable(parameter: Tensor, elsewhere: bool = False) -> str | None:
     if parameter.is_quantized or parameter.dtype not in FLOAT_DTYPES:
         return f"has dtype {parameter.dtype}, not one of {_FLOATS}: leave it out with where=..., or convert it first"
     if (parameter.device if place is None else place.device).type not in DEVICES:
-        return f"is on {parameter.device}, where there is no float64: move the model first, as in model.cpu()"
+        return f"is on {parameter.device}, which has no float64: move the model first, for example with model.cpu()"
     if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
-        return "is expanded: several of its entries are one number. Make it a tensor of its own with .clone()"
+        return "is expanded: several of its entries share one number. Make it an ordinary tensor with .clone()"
     plain = parameter.data if isinstance(parameter, nn.Parameter) else parameter
     if type(plain).__name__ == "DTensor":
         return f"{DTENSOR}: {INSTEAD}, or leave it out with where=..."
     if type(plain) not in (Tensor, nn.Parameter):
         return (
-            f"is a {type(plain).__name__}, not a plain tensor: leave it out with where=..., or, if it is quantised, act on "
-            "the model before that is done"
+            f"is a {type(plain).__name__}, not a plain tensor: leave it out with where=..., or, if it is quantised, "
+            "change the model before it is quantised"
         )
     return None
 
 
 def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Inventory, elsewhere: bool = False) -> None:
-    """Add the weights of one module itself, frozen ones among them."""
+    """Add the weights of one module without its children, including frozen ones."""
     prefix, last = (f"{name}." if name else ""), name.rpartition(".")[2]
     if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
         held = _quantised_kind(module)
@@ -194,7 +196,7 @@ def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Invento
         known = layouts(module, last, parent)
     except UnknownLayout as problem:
         kind: Kind = "convolution" if isinstance(module, conv._ConvNd) else "linear"
-        # Listed under presets for queries and keys too: that is what it holds among others.
+        # Presets for queries and keys list it, too, because it contains them.
         role = "query" if "query" in FUSED.get(last, ()) else None
         found.skipped.append(Unavailable(f"{prefix}weight", kind, role, _shape(module, "weight"), str(problem)))
         return
@@ -203,31 +205,31 @@ def _read(module: nn.Module, name: str, parent: nn.Module | None, found: Invento
         role = layout.part if layout.part in ATTENTION else role_of(name)
         parameter = own.get(attribute)
         if parameter is None:
-            reason = "is parametrised (weight_norm, orthogonal, ...) or flattened by a wrapper: not a parameter of its own"
+            reason = "is parametrised (weight_norm, orthogonal, ...) or flattened by a wrapper, and so is not a parameter"
             found.skipped.append(Unavailable(full, layout.kind, role, _shape(module, attribute), reason))
         elif (problem := unusable(parameter, elsewhere)) is not None:
             found.broken.append(Unavailable(full, layout.kind, role, (), problem))
         elif parameter.ndim < 2 and layout.kind != "norm":
-            reason = "has one axis: a wrapper has flattened it. Act on the model before it is wrapped"
+            reason = "has one axis: a wrapper has flattened it. Change the model before it is wrapped"
             found.broken.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), reason))
         elif not parameter.numel():
             found.skipped.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), "is empty"))
         elif "lora_A" in name or "lora_B" in name:
-            reason = "is a low-rank adapter: only the product of its two factors means something"
+            reason = "is a low-rank adapter: only the product of its two factors has a meaning"
             found.skipped.append(Unavailable(full, layout.kind, role, tuple(parameter.shape), reason))
         else:
             found.weights.append(WeightMatrix(full, parameter, layout, layout.kind, role))
     attributes = {attribute for attribute, _ in known}
     for attribute, parameter in own.items():
         matrix_like = not is_lazy(parameter) and parameter.ndim >= 2 and "bias" not in attribute
-        # weight_v, weight_orig: what a weight that is listed already is made from
+        # weight_v, weight_orig: a weight that is already listed is computed from these
         if matrix_like and attribute not in attributes and attribute.rpartition("_")[0] not in attributes:
             reason = f"belongs to {type(module).__name__}, which is not a known layer type"
             found.skipped.append(Unavailable(f"{prefix}{attribute}", "linear", None, tuple(parameter.shape), reason))
 
 
 def _quantised_kind(module: nn.Module) -> Kind | None:
-    """What a module of torch.ao's quantised packages holds; None for those without weights."""
+    """The kind of weight in a module of torch.ao's quantised packages; None without weights."""
     name = type(module).__name__
     if any(word in name for word in ("LSTM", "GRU", "RNN")):
         return "recurrent"
@@ -237,7 +239,7 @@ def _quantised_kind(module: nn.Module) -> Kind | None:
 
 
 def _shape(module: nn.Module, attribute: str) -> tuple[int, ...]:
-    """The shape of a weight that may be parametrised, without computing it: that can have side effects."""
+    """The shape of a weight that may be parametrised, without computing the weight, which can have side effects."""
     parametrised = getattr(module, "parametrizations", {})
     if attribute not in parametrised:
         return tuple(getattr(module, attribute).shape)
@@ -246,8 +248,8 @@ def _shape(module: nn.Module, attribute: str) -> tuple[int, ...]:
 
 
 def _merge_tied(weights: list[WeightMatrix], embeddings: set[Region]) -> list[WeightMatrix]:
-    """One entry for each tensor, under its first name. A linear weight that is also an embedding's becomes "tied_head"
-    beside the embedding's own entry, because the two read the same tensor in opposite directions."""
+    """One entry for each tensor, under its first name. A linear weight that is also an embedding gets an entry of its own
+    with the kind "tied_head", because the two layers use the same tensor in opposite directions."""
     merged: dict[tuple[object, ...], WeightMatrix] = {}
     for weight in weights:
         head = weight.kind == "linear" and weight.region in embeddings

@@ -1,20 +1,20 @@
 """How each kind of layer stores its matrices: the table that `replastic.weights.inventory` reads.
 
-What is done with each, and why it is right:
+How each kind is treated, and why:
 
     Linear              weight is (out, in) already
     Conv1d/2d/3d        one (out, in) matrix for each tap of the kernel, as FIRE's appendix C has it
-    grouped             a grouped convolution is g small ones side by side, so each group has its own matrices
-    depthwise           a channel sees one input channel, so a tap is a number and its nearest isometry would be its sign:
-                        the filter would be lost. The channel's map is from the k taps of a patch to its outputs; that
-                        (multiplier, taps) matrix is what gets orthonormal rows. The norm given to a channel's filter,
-                        sqrt(multiplier/taps), is the one the paper's rule gives a dense convolution's.
-    ConvTranspose       stored (in, out, ...): the same taps, read the other way round. Dividing by the kernel's area stays
-                        an upper bound: with a stride, fewer taps meet in an output
-    MultiheadAttention  queries, keys and values apart: they are three maps that share a tensor
-    fused projections   the same for linear layers that hold several maps (`FUSED`)
+    grouped             a grouped convolution is g small ones in parallel, so each group has its own matrices
+    depthwise           a channel reads one input channel, so a tap is a number, whose nearest isometry is its sign: the
+                        filter would be lost. Instead, the (multiplier, taps) matrix that maps the k taps of a patch to
+                        the channel's outputs gets orthonormal rows. The norm of a channel's filter becomes
+                        sqrt(multiplier/taps), as the paper's rule has it for a dense convolution.
+    ConvTranspose       stored (in, out, ...): the same taps, transposed. Dividing by the kernel's area is still an upper
+                        bound: with a stride, fewer taps are added up in an output
+    MultiheadAttention  queries, keys and values separately: they are three maps in one tensor
+    fused projections   the same for linear layers that contain several maps (`FUSED`)
     Conv1D              of Hugging Face's GPT-2: a linear layer stored (in, out)
-    RNN, LSTM, GRU      one matrix for each gate: every gate is a map of its own
+    RNN, LSTM, GRU      one matrix for each gate, because every gate is a separate map
     Bilinear            linear in the products of its inputs: (out, in1·in2)
     Embedding           (dim, entries): a linear map of one-hot vectors
     norms               a gain is a diagonal, a stack of 1 x 1 matrices
@@ -36,24 +36,24 @@ Kind = Literal["linear", "convolution", "recurrent", "bilinear", "embedding", "t
 
 @dataclass(frozen=True)
 class Layout:
-    """How to see a parameter as (*leading, *out axes, *in axes)."""
+    """How to view a parameter as (*leading, *out axes, *in axes)."""
 
     kind: Kind
     view: Callable[[Tensor], Tensor] = lambda weight: weight
     out_axes: int = 1
     in_axes: int = 1
-    kernel_area: int = 1  # taps of a kernel that add up in one output
+    kernel_area: int = 1  # number of taps that are added up in one output
     part: str = ""  # which part of a fused parameter
 
 
 class UnknownLayout(ValueError):
-    """A fused projection whose parts cannot be told apart from what the model says."""
+    """A fused projection whose parts cannot be determined from the model."""
 
 
 ATTENTION = ("query", "key", "value")
 _GATED = ("gate", "up")
 
-# Linear layers that hold several maps, by the name they have in their module: the parts, in the order of their rows.
+# Linear layers that contain several maps, by their name in the parent module: the parts, in the order of their rows.
 FUSED: dict[str, tuple[str, ...]] = {
     "qkv": ATTENTION,  # timm, many ViTs
     "to_qkv": ATTENTION,  # vit-pytorch
@@ -69,7 +69,7 @@ FUSED: dict[str, tuple[str, ...]] = {
     "w12": _GATED,  # DINOv2
 }
 
-# Modules that store a fused projection by head, in an order of their own: left alone, and said so.
+# Modules that store a fused projection by head, in their own order. Their weights are reported and not changed.
 _INTERLEAVED = ("BigCode", "MiniMaxLightning")
 
 _ROLES: dict[str, str] = {
@@ -80,12 +80,12 @@ _ROLES: dict[str, str] = {
 
 
 def is_lazy(parameter: object) -> bool:
-    """Whether a parameter of a Lazy* module still waits for the first batch to learn its shape."""
+    """Whether a parameter of a Lazy* module has no shape before the first batch."""
     return isinstance(parameter, UninitializedParameter)
 
 
 def role_of(module_name: str) -> str | None:
-    """What a projection that is not fused does in attention, by the names in common use."""
+    """The role in attention of a projection that is not fused, by its name."""
     return _ROLES.get(module_name.rpartition(".")[2])
 
 
@@ -148,12 +148,12 @@ def _convolution(layer: conv._ConvNd, last_name: str) -> list[tuple[str, Layout]
         return grouped.permute(*range(lead, grouped.ndim), *range(lead))
 
     if last_name in FUSED and FUSED[last_name] != _GATED:
-        raise UnknownLayout("is a fused convolution; some order its channels by part and some by head, and it does not say")
+        raise UnknownLayout("is a fused convolution, whose channels may be ordered by part or by head")
     return [("weight", Layout("convolution", by_tap, kernel_area=math.prod(layer.kernel_size)))]
 
 
 def _linear(layer: nn.Module, last_name: str, parent: nn.Module | None, orient: Callable[[Tensor], Tensor]) -> list[Layout]:
-    """orient: from how the weight is stored to (out, in)."""
+    """orient: from the stored weight to (out, in)."""
     if last_name == "query_key_value":
         return _interleaved(layer, parent)
     parts = _parts(layer, last_name, parent) if last_name in FUSED else None
@@ -163,14 +163,14 @@ def _linear(layer: nn.Module, last_name: str, parent: nn.Module | None, orient: 
 
 
 def _parts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> tuple[tuple[str, ...], list[int]] | None:
-    """Names and row counts of the maps that a layer holds; None for a layer that holds one."""
+    """Names and row counts of the maps in a layer; None if it contains one map."""
     names = FUSED[last_name]
     if is_lazy(layer._parameters.get("weight")):
         return None
     out, into = _out_and_in(layer)
     if getattr(parent, "head_first", False) or any(name in type(parent).__name__ for name in _INTERLEAVED):
         raise UnknownLayout(f"is a fused projection of {type(parent).__name__}, which orders its rows by head")
-    if last_name == "c_attn" and getattr(parent, "is_cross_attention", False):  # GPT-2: the queries are apart
+    if last_name == "c_attn" and getattr(parent, "is_cross_attention", False):  # GPT-2: queries have another layer
         names = ("key", "value")
     heads, kv_heads = _heads(parent)
     if names == ATTENTION and heads and kv_heads and heads != kv_heads:
@@ -178,7 +178,7 @@ def _parts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> tuple[
         if rest:
             raise UnknownLayout(f"is a fused projection with {out} rows for {heads} query and {kv_heads} key heads")
         return names, [heads * each, kv_heads * each, kv_heads * each]
-    # Equal parts need a reason: the width of the input, of the heads or of the output. Being a multiple of three is none.
+    # Equal parts need a reason: the width of the input, of the heads or of the output. A multiple of three is not enough.
     width = (heads or 0) * (_number(parent, "head_dim", "dim_head") or 0)
     widths = (into, width, _number(parent, "dim_out"))  # dim_out: of SAM 2, where a stage widens inside attention
     always = names == _GATED or last_name in ("to_qkv", "to_kv")
@@ -215,7 +215,7 @@ def _out_and_in(layer: nn.Module) -> tuple[int, int]:
 
 
 def _heads(parent: nn.Module | None) -> tuple[int | None, int | None]:
-    """How many query heads and key/value heads the attention module, or its config, says it has."""
+    """The numbers of query heads and key/value heads, from the attention module or its config."""
     heads = _number(parent, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
     return heads, _number(parent, "num_key_value_heads", "num_kv_heads", "kv_n_heads", "n_kv_heads")
 

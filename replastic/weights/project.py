@@ -1,4 +1,4 @@
-"""Project many weights to isometries in place, together, and keep account of what that did to each."""
+"""Project many weights to isometries in place, in batches, and record what changed in each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .inventory import WeightMatrix
 
 @dataclass(frozen=True)
 class Figures:
-    """What happened to one weight, summed over its matrices."""
+    """What changed in one weight, summed over its matrices."""
 
     matrices: int
     shape: tuple[int, int]  # (out, in) of each matrix
@@ -34,22 +34,23 @@ class Figures:
     dfi_after: float
     sfe: float  # ‖before - after‖²
     sfe_normalised: float  # SFE/‖before‖²
-    zero: int  # matrices that are all zero and were left alone
+    zero: int  # matrices that are all zero and stay so
     null_directions: int  # directions treated as null by the rank policy
-    redone: int  # matrices for which a safer route took over
+    redone: int  # matrices that were done again by a safer route
 
 
 class Account:
-    """Sums over matrices, on the device that made them until `figures` asks: so nobody waits for a report nobody reads.
+    """Sums over matrices, on the device that computed them until `figures` is called: a report that is never read costs no
+    synchronisation.
 
-    It holds numbers only, no weights, and so keeps no model alive.
+    It holds numbers and no weights, and so does not keep a model alive.
     """
 
     def __init__(self, stacks: Sequence[MatrixStack], scales: Sequence[float]) -> None:
         self.counts = [stack.count for stack in stacks]
         self.shapes = [(stack.rows, stack.columns) for stack in stacks]
         self.scales = scales
-        self.owners: list[int] = []  # for each matrix, which weight it is of
+        self.owners: list[int] = []  # for each matrix, the index of its weight
         self.rows: list[Tensor] = []  # (matrices, 6): a `BatchResult`'s sums, and ‖before - after‖
         self.redone: Counter[int] = Counter()
         self.null_directions: Counter[int] = Counter()
@@ -69,7 +70,7 @@ class Account:
         columns = torch.tensor([min(shape) for shape in self.shapes], dtype=torch.float64, device="cpu")[owners]
         before, after = deviations(table, scale, columns)
         norm, moved = table[:, 0], table[:, 5]
-        # Squares in units of each weight's largest norm serve where those of the norms are beyond float64's range.
+        # Squares in units of each weight's largest norm, for norms whose own squares are outside float64's range.
         unit = norm.new_zeros(len(self.scales)).scatter_reduce_(0, owners, norm, "amax")[owners]
         unit = torch.where(unit > 0, unit, 1)
         squares = [moved.square(), norm.square(), (moved / unit).square(), (norm / unit).square()]
@@ -102,22 +103,22 @@ def _share(sfe: float, square: float, sfe_in_units: float, square_in_units: floa
 def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int | None = None) -> Account:
     """W <- scale · polar(W) for each weight, in place. The weights must be finite.
 
-    A device that fails halfway (out of memory, a factorisation that does not converge) leaves the weights of finished
-    batches changed and the others as they were.
+    If a device or a file fails halfway (out of memory, a factorisation that does not converge), the weights of finished
+    batches are changed and the others are not.
 
-    budget: bytes of scratch memory to stay within, as far as single matrices allow; None: 192 MiB or, if that is more,
-        what the largest matrix takes alone, or six float32 copies of the largest layer (a plain loop takes four).
+    budget: bytes of scratch memory to stay within, unless a single matrix needs more; None: the largest of 192 MiB, the
+        scratch of the largest matrix, and six float32 copies of the largest layer (a plain loop needs four).
     """
     if budget is not None and budget <= 0:
-        raise ValueError(f"budget={budget}: give a number of bytes above 0, or None for what is usual")
+        raise ValueError(f"budget={budget}: pass a number of bytes above 0, or None for the default")
     stacks = [weight.stack() for weight in weights]
     if budget is None:
         single = max(options.scratch_bytes(*stack.sides, stack.device, stack.dtype) for stack in stacks)
         budget = max(DEFAULT_BUDGET, 24 * max(stack.view.numel() for stack in stacks), single)
     batches = make_batches(stacks, options.scratch_bytes, budget)
     scales = [weight.scale_of(stack) for weight, stack in zip(weights, stacks, strict=True)]
-    # Sent before any work is: a copy from the host waits for all that the device was given until then.
-    # In float64, whatever torch's default is: a float64 weight needs all of the scale.
+    # Copied to the device before any work: a later copy would wait for all work that is queued by then.
+    # Always in float64, because a float64 weight needs the scale at full precision.
     sent = [
         torch.tensor([scales[owner] for owner in batch.owners], dtype=torch.float64, device=batch.device)
         for batch in batches
@@ -130,15 +131,15 @@ def project_(weights: Sequence[WeightMatrix], options: PolarOptions, budget: int
         new = result.factor.mul_(scale.to(w.dtype))
         batch.scatter_(new)
         account.add(batch, result, _sums_as_stored(w, new, scale, result, batch.dtype))
-    torch.clear_autocast_cache()  # inside an autocast region the next forward would use copies of the old weights
+    torch.clear_autocast_cache()  # else the next forward in an autocast region would use cached copies of the old weights
     return account
 
 
 def _sums_as_stored(w: Tensor, new: Tensor, scale: Tensor, result: BatchResult, dtype: torch.dtype) -> Tensor:
-    """A batch's sums with ‖before - after‖ beside them, (count, 6). Uses up w and new."""
+    """A batch's sums with ‖before - after‖ as the last column, (count, 6). Overwrites w and new."""
     sums = result.sums
     if dtype not in (torch.float32, torch.float64):
-        # An account is of the weights as they are stored, and half precision is far coarser than the factor.
+        # The figures are those of the stored weights, and half precision is far coarser than the factor.
         new.copy_(new.to(dtype))
         with float32_precision("ieee", new.device), torch.autocast(new.device.type, enabled=False):
             sums[:, 3:5] = gram_sums(gram(new)) / scale[:, 0].square()

@@ -1,4 +1,4 @@
-"""Which weights a method acts on: `select(model, where)`, shared by everything that changes weights."""
+"""Which weights a method acts on: `select(model, where)`, which everything that changes weights uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Where = Ask | Iterable[Ask]
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """A weight that a selection does not touch although it might have been expected to, and why."""
+    """A weight that a selection does not contain although it might be expected to, and why."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class Selection:
-    """What `select` found: the matrices to act on, and the weights it was asked for and left alone."""
+    """The result of `select`: the matrices to act on, and the weights that were asked for and are skipped."""
 
     chosen: tuple[WeightMatrix, ...]
     left_alone: tuple[LeftAlone, ...]
@@ -54,16 +54,16 @@ PRESETS: dict[str, tuple[str, Callable[[Kind, str | None], bool]]] = {
 
 
 def select(model: nn.Module, where: Where = "everything", *, frozen: bool = False, elsewhere: bool = False) -> Selection:
-    """The weight matrices of `model` that `where` asks for, each tensor once, and those left alone, with the reason.
+    """The weight matrices of `model` that `where` asks for, each tensor once, and those that are skipped, with the reason.
 
     where: one of, or a list of (their union):
-        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`); "preset:name" if a module has it too
+        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`); "preset:name" if a module is so named
         a glob over names    "encoder.*", "*.mlp.*.weight", "*:value" (a part of a fused weight)
         a name               of a weight, or of the module that holds it
         a predicate          called with each `WeightMatrix`
-    Embeddings and norms come only by their preset or their own name: a glob or a predicate that happens to cover them
-    does not ask for them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
-    frozen: whether weights that do not train may be chosen, for those who only read.
+    Embeddings and norms are chosen only by their preset or their own name, and not by a glob or a predicate that happens to
+    match them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
+    frozen: whether weights that do not train may be chosen, for callers that only read.
     elsewhere: whether weights that live in a `weights.place.Place` may be chosen, for callers that gather and scatter them.
     """
     if not isinstance(model, nn.Module):
@@ -72,7 +72,7 @@ def select(model: nn.Module, where: Where = "everything", *, frozen: bool = Fals
 
 
 def choose(found: Inventory, where: Where) -> Selection:
-    """The same, of an inventory that was taken already."""
+    """`select` from an inventory that was already taken."""
     asks = list(where) if isinstance(where, Iterable) and not isinstance(where, str) else [where]
     tests = [_test(ask, found) for ask in asks]
 
@@ -81,7 +81,7 @@ def choose(found: Inventory, where: Where) -> Selection:
             raise TypeError(f"{weight.name} {weight.reason}")
     chosen = [weight for weight in found.weights if any(test(weight) for test in tests)]
     wanted = [weight for weight in found.skipped if any(test(weight) for test in tests)]
-    if any(callable(ask) for ask in asks):  # a predicate cannot be asked about what is no matrix
+    if any(callable(ask) for ask in asks):  # a predicate takes a WeightMatrix, which these are not
         wanted = [*found.skipped, *found.broken]
     left_alone = [LeftAlone(weight.name, weight.shape, weight.reason) for weight in wanted]
     left_alone += _unasked_embeddings(asks, found, chosen, wanted)
@@ -94,11 +94,11 @@ def choose(found: Inventory, where: Where) -> Selection:
 def _test(ask: object, found: Inventory) -> Callable[[WeightMatrix | Unavailable], bool]:
     """One element of `where`, as a test on weights."""
     if isinstance(ask, nn.Module | Tensor):
-        raise TypeError(f"where holds a {type(ask).__name__}: give its name instead, as in where='encoder.0'")
+        raise TypeError(f"where holds a {type(ask).__name__}: pass its name instead, as in where='encoder.0'")
     if callable(ask):
         return lambda weight: isinstance(weight, WeightMatrix) and weight.kind in _ORDINARY and bool(ask(weight))
     if not isinstance(ask, str):
-        raise TypeError(f"where={ask!r}: give a preset's name, a glob, a weight's name, a predicate, or a list of these")
+        raise TypeError(f"where={ask!r}: pass a preset's name, a glob, a weight's name, a predicate, or a list of these")
     if ask in PRESETS and ask in found.modules:
         raise ValueError(f"where={ask!r} is a preset and a module of this model: write '{ask}.*' or 'preset:{ask}'")
     if ask.removeprefix("preset:") in PRESETS:
@@ -122,7 +122,7 @@ def _names(weight: WeightMatrix | Unavailable) -> tuple[str, ...]:
 
 
 def _forms(weight: WeightMatrix | Unavailable) -> list[str]:
-    """What a weight answers to: its names with the part, without it, and those of the modules that hold it."""
+    """All names of a weight: with the part, without it, and those of the modules that hold it."""
     wholes = [name.partition(":")[0] for name in _names(weight)]
     return [*_names(weight), *wholes, *(whole.rpartition(".")[0] for whole in wholes)]
 
@@ -130,7 +130,7 @@ def _forms(weight: WeightMatrix | Unavailable) -> list[str]:
 def _unasked_embeddings(
     asks: Sequence[object], found: Inventory, chosen: list[WeightMatrix], wanted: list[Unavailable]
 ) -> list[LeftAlone]:
-    """Where linear layers were meant, or a glob covers an embedding, leaving that alone is worth a line."""
+    """Embeddings that are skipped although linear layers were asked for, or a glob matches them."""
 
     def meant(ask: object, weight: WeightMatrix | Unavailable) -> bool:
         if not isinstance(ask, str):
@@ -158,22 +158,22 @@ def _unasked_embeddings(
 
 
 def _nothing(where: Where, left_alone: list[LeftAlone], found: Inventory) -> str:
-    given = f"where={where!r} selects no weight matrix of this model"
+    start = f"where={where!r} selects no weight matrix of this model"
     if left_alone:
         listed = some((f"{weight.name}: {weight.reason}" for weight in left_alone), "; ")
-        return f"{given} that may be changed ({listed})"
+        return f"{start} that may be changed ({listed})"
     names = [weight.name for weight in found.weights if weight.kind in _ORDINARY]
     if not names:
-        return f"{given}: it has no linear, convolutional, recurrent or attention layer"
+        return f"{start}: it has no linear, convolutional, recurrent or attention layer"
     near = difflib.get_close_matches(where, names, n=3, cutoff=0.5) if isinstance(where, str) else []
     listed = ", ".join(near or names[:5])
-    return f"{given}; it has {len(names)}, such as {listed}: give one of these names, a glob, or where='everything'"
+    return f"{start}; it has {len(names)}, such as {listed}: pass one of these names, a glob, or where='everything'"
 
 
 def _check_no_overlap(chosen: list[WeightMatrix]) -> None:
-    """Every entry of memory is to be written once: by one weight, read in one way."""
+    """Raise if two chosen weights would write the same memory."""
     spans = [(str(w.region.where), w.region.start, w.region.stop, w.name.partition(":")[0]) for w in chosen]
-    there, end, before = "", 0, ""  # the span that reaches furthest of those before: if a span meets any, it meets this one
+    there, end, before = "", 0, ""  # of the earlier spans, the one that ends last: a span that overlaps any overlaps it
     for where, start, stop, name in sorted(spans, key=itemgetter(0, 1)):
         if name != before and where == there and start < end:
             raise ValueError(f"{before} and {name} share memory, read in two ways: choose one of them")

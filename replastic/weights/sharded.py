@@ -1,7 +1,7 @@
-"""Sharded weights, which no process holds whole: until they are supported, functions that change weights refuse them.
+"""Sharded weights, which no single process holds: functions that change weights refuse them until they are supported.
 
-FSDP2 (`fully_shard`) gathers whole weights for a forward, and leaves the root's gathered if no backward follows. They are
-copies: what is written there is lost at the next `reshard()`. FSDP1 (`FullyShardedDataParallel`) writes changes back to
+FSDP2 (`fully_shard`) gathers whole weights for a forward, and keeps the root's gathered if no backward follows. These are
+copies: changes to them are lost at the next `reshard()`. FSDP1 (`FullyShardedDataParallel`) writes changes back to
 the shards only inside its `summon_full_params`.
 """
 
@@ -23,7 +23,7 @@ INSTEAD = "act on the whole model before it is sharded, or train with Distribute
 def check_unsharded(model: nn.Module, *, for_good: bool = False) -> None:
     """Raise for a model with sharded weights, gathered or not; inside FSDP1's `summon_full_params` they are whole.
 
-    for_good: whether they have to be whole afterwards, too.
+    for_good: whether the weights must be whole afterwards, too.
     """
     check_no_fsdp(model, for_good=for_good)
     if isinstance(model, nn.Module):
@@ -31,9 +31,9 @@ def check_unsharded(model: nn.Module, *, for_good: bool = False) -> None:
 
 
 def check_no_fsdp(model: nn.Module, *, for_good: bool = False) -> None:
-    """The same, where DTensors of other wrappers are looked for elsewhere."""
+    """`check_unsharded` for FSDP only, for callers that check for other DTensors themselves."""
     kinds = _kinds()
-    if not kinds or not isinstance(model, nn.Module):  # what is not a model is refused by what was called with it
+    if not kinds or not isinstance(model, nn.Module):  # the caller refuses what is not a model
         return
     inside = [module for module in model.modules() if isinstance(module, kinds)]
     _check_fsdp(inside, for_good)
@@ -58,13 +58,13 @@ def check_unsharded_tensors(tensors: Iterable[Tensor]) -> None:
 
 
 def _kinds() -> tuple[type, ...]:
-    """FSDP's classes: none if they were never imported, and so wrap nothing."""
+    """FSDP's classes; none if they were never imported, so that no model can be wrapped."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     return () if fsdp is None else (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
 
 
 def _wrappers() -> list[nn.Module]:
-    """All there are: a part of a model does not know what is around it, nor a parameter its module."""
+    """All FSDP wrappers in the process: a part of a model does not know its wrapper, nor a parameter its module."""
     kinds = _kinds()
     return [held for held in gc.get_objects() if issubclass(type(held), kinds)]
 
