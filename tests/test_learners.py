@@ -301,3 +301,18 @@ def test_targets_that_cannot_follow_are_refused() -> None:
         with pytest.raises(error, match=says):
             Learners({"critic": of(model)}, targets=target)  # type: ignore[arg-type]
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_polyak_moves_a_tied_tensor_once() -> None:
+    def tied() -> nn.Sequential:
+        first, last = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        last.weight = first.weight
+        return nn.Sequential(first, last)
+
+    network, target = tied(), tied()
+    learners = Learners({"critic": of(network)}, targets={"critic": target})
+    with torch.no_grad():
+        network.get_parameter("0.weight").fill_(1)
+        target.get_parameter("0.weight").zero_()
+    learners.polyak_(0.25)
+    assert torch.equal(target.get_parameter("1.weight"), torch.full((3, 3), 0.25))

@@ -88,9 +88,10 @@ class Learners(Mapping[str, Learner]):
             raise ValueError(f"polyak_(rate={rate}): pass a number between 0 and 1, for example 0.005")
         for name, target in self.targets.items():
             theirs, mine = named_tensors(self._members[name].model), named_tensors(target)
-            moving = [key for key, tensor in mine.items() if isinstance(tensor, nn.Parameter) and tensor.is_floating_point()]
+            parameters = {key for key, one in mine.items() if isinstance(one, nn.Parameter) and one.is_floating_point()}
+            moving = {region_of(mine[key]): key for key in parameters}.values()  # tied tensors once
             many.lerp_([mine[key] for key in moving], [theirs[key] for key in moving], rate)
-            for key in mine.keys() - set(moving):
+            for key in mine.keys() - parameters:
                 mine[key].copy_(theirs[key])
 
     def state_dict(self) -> dict[str, Any]:
