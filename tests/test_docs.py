@@ -144,7 +144,6 @@ def _fields(made) -> set[str]:
 def test_the_example_of_methods_has_them_all_and_its_output_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     arms = load("examples/methods.py", monkeypatch).ARMS
     printed = (ROOT / "examples/methods.txt").read_text()
-    # The stream is one of an MLP without norms or convolutions.
     assert set(arms) - {"train on"} == set(METHODS) - {"normalize_and_project", "shrink_encoder"}
     assert all(re.search(rf"^{re.escape(name)} ", printed, re.MULTILINE) for name in arms)
 

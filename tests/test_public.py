@@ -9,6 +9,7 @@ import pytest
 
 import replastic as rp
 from replastic import public
+from replastic.methods import METHODS
 
 
 def names() -> dict[str, object]:
@@ -49,3 +50,30 @@ def test_records_are_read_without_torch(statement: str) -> None:
 def test_the_first_use_of_a_name_brings_it() -> None:
     program = "import replastic as rp; assert callable(rp.watch); import replastic.measures.watch; assert callable(rp.watch)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_files_of_experiments_are_read_without_importing_every_method() -> None:
+    program = """
+import sys
+import replastic.runs.config
+from replastic.methods import METHODS
+assert "dash" in METHODS and list(METHODS)[0] == "fire"
+assert "replastic.methods.dash" not in sys.modules
+assert METHODS["dash"].__module__ in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_imported_by_its_own_name(name: str) -> None:
+    made = METHODS[name]
+    assert getattr(rp, made.__name__) is made
+    assert getattr(rp.methods, made.__name__) is made
+
+
+def test_a_method_of_a_users_own_can_be_added_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "mine", rp.L2Init)
+    assert METHODS["mine"] is rp.L2Init
+    assert dict(METHODS)["mine"] is rp.L2Init
+    with pytest.raises(KeyError, match="yours"):
+        METHODS["yours"]

@@ -15,8 +15,7 @@ from ..learner.fresh import built_like, reinitialised, seeded
 from ..listing import some
 from ..measures import MEASURES, NotMeasurable, Probe, measure
 from ..measures.probe import Loss, Mode
-from ..methods import fire_
-from ..methods.fire import LayerReport
+from ..methods.fire import LayerReport, fire_
 from ..units import Example
 from ..units.chain import output_layers
 from ..units.flow import ALONE, OUTPUT

@@ -19,8 +19,8 @@ from torch import nn
 
 from ..learner import Learner, Method
 from ..learner.checks import flat_list
-from ..methods import LayerReset
 from ..methods.by_name import method_by_name
+from ..methods.reset import LayerReset
 from ..models import FROM_IMAGES, MODELS, build_model
 from ..options import OptionError, nearest, with_defaults
 from ..train import Training
