@@ -557,5 +557,5 @@ def test_a_missing_package_is_named() -> None:
 
 
 def test_without_a_moment_to_come_there_is_an_error() -> None:
-    with pytest.raises(ValueError, match="FIRE would never act: with on_new_data=False give steps"):
+    with pytest.raises(ValueError, match="FIRE would never act: with on_new_data=False .*every_steps"):
         PlasticityCallback(rp.FIRE(), on_new_data=False)

@@ -13,18 +13,15 @@ is of the package that is imported already, of both if both are; if none is, of 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
 from torch.optim import Optimizer
 
 from ..extras import needed
-from ..learner import Learner, Method, Task
+from ..learner import Task
 from ..learner.checks import acts_in_steps, check_task
-from ..units import Example
-from .attached import Attached, Boundary
-from .moments import Moments
+from .callback import DataCallback
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -55,7 +52,7 @@ class _Counts(NamedTuple):
     epochs: int
 
 
-class PlasticityCallback(Callback):
+class PlasticityCallback(DataCallback, Callback):
     """Methods that act while a Lightning Trainer trains; `boundaries` says when, `learner` is what they act on.
 
     Boundaries are where the data changes. Each comes at the start of the next batch, and none after the last one: what is
@@ -86,40 +83,12 @@ class PlasticityCallback(Callback):
           forked, what the callback remembers ends with them: use one `fit`.
     """
 
-    def __init__(
-        self,
-        methods: Method | Iterable[Any],
-        *,
-        at_steps: Iterable[int] | int = (),
-        every_steps: int | None = None,
-        at_epochs: Iterable[int] | int = (),
-        every_epochs: int | None = None,
-        on_new_data: bool = True,
-        build: Callable[[], nn.Module] | None = None,
-        example: Example | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.moments = Moments.of(at_steps=at_steps, every_steps=every_steps, at_epochs=at_epochs, every_epochs=every_epochs)
-        self.on_new_data = on_new_data
-        self._attached = Attached(methods, build=build, example=example, seed=seed)
-        self._check_moments()
-        self._passed: _Counts | None = None  # up to where moments have been looked for
-        self._by_hand = False
-        self._task: Task | None = None
-        self._data: list[Any] | None = None  # what was trained on last
-        self._stepped = False  # whether the optimiser made a step in this batch
-        self._hooks: list[Any] = []
-
-    @property
-    def learner(self) -> Learner:
-        """There once training has started."""
-        return self._attached.learner
-
-    @property
-    def boundaries(self) -> list[Boundary]:
-        """Those that were, as (step, why)."""
-        return self._attached.boundaries
+    _passed: _Counts | None = None  # up to where moments have been looked for
+    _by_hand = False
+    _task: Task | None = None
+    _data: list[Any] | None = None  # what was trained on last
+    _stepped = False  # whether the optimiser made a step in this batch
+    _hooks: Sequence[Any] = ()
 
     def boundary(self, task: Task | None = None) -> None:
         """The data changes now: have the methods act before the next batch trains, be it of this `fit` or of the next.
@@ -149,10 +118,7 @@ class PlasticityCallback(Callback):
             return  # gradients of the present weights are waiting for their step
         why = self._due(trainer)
         if why:
-            known, task = len(self.boundaries), self._task
-            self._attached.boundary(trainer.global_step, why, task)
-            if self._by_hand and len(self.boundaries) == known:
-                self._attached.boundary(trainer.global_step, why, task)  # no step before it, but the caller knows of some
+            self._act(trainer.global_step, why, self._task, learnt=self._by_hand)
             self._by_hand, self._task = False, None
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -208,16 +174,6 @@ class PlasticityCallback(Callback):
     def _saw_a_step(self, optimizer: Optimizer, *arguments: object) -> None:
         # Where training_step returned None, Lightning calls step() without gradients.
         self._stepped = self._stepped or _has_gradients(optimizer)
-
-    def _check_moments(self) -> None:
-        methods, comes = self._attached.methods, self.moments.any or self.on_new_data
-        needy = [type(method).__name__ for method in methods if method.needs_task]
-        if needy and comes:
-            raise ValueError(
-                f"{needy[0]} needs the data of every task, which the callback cannot know: give on_new_data=False and no "
-                "steps or epochs, and call callback.boundary(rp.Task(name, batches, loss)) when the data changes"
-            )
-        self._attached.check_moments(comes, "with on_new_data=False give steps or epochs, as in every_epochs=10")
 
     def _check_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sharding = _SHARDING.intersection(kind.__name__ for kind in type(trainer.strategy).__mro__)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ..extras import needed
-from ..learner import Learner, Method
+from ..learner import Method
 from ..learner.checks import check_functions
-from .attached import Attached, Boundary
+from .attached import Attached
+from .callback import HasLearner
 from .moments import Moments
 from .sb3_networks import Parts, parts_of
 
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 _PUT_AROUND = (Monitor, VecTransposeImage)  # by set_env, around whatever it is given
 
 
-class PlasticityCallback(BaseCallback):
+class PlasticityCallback(HasLearner, BaseCallback):
     """Methods that act on an agent's networks: FIRE, resets, Shrink & Perturb and whatever else acts at boundaries.
 
     A boundary comes at the steps that are given, when the agent has another environment than before, and when `boundary()`
@@ -89,16 +90,6 @@ class PlasticityCallback(BaseCallback):
         self._seen: int | None = None  # steps, up to which moments have been looked for
         self._asked = False
         self._env: list[Any] | None = None  # itself and not its id, which another object may get
-
-    @property
-    def boundaries(self) -> list[Boundary]:
-        """Those that there have been: at which step, and why."""
-        return self._attached.boundaries
-
-    @property
-    def learner(self) -> Learner:
-        """There once `learn` has been called."""
-        return self._attached.learner
 
     def boundary(self) -> None:
         """Say that the environment changes now. The methods act before the next rollout."""

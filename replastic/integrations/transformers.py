@@ -13,7 +13,6 @@ import copy
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +22,13 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..extras import needed
-from ..learner import Learner, Method, Task
+from ..learner import Task
 from ..learner.checks import check_task
 from ..record.files import part_of
-from ..units import Example, original
+from ..units import original
 from ..weights.inventory import unusable
 from ..weights.sharded import check_unsharded
-from .attached import Attached, Boundary
-from .moments import Moments
+from .callback import DataCallback
 
 _transformers = needed("transformers", "hf", "the Transformers callback")
 _data_loader = needed("accelerate.data_loader", "hf", "the Transformers callback")
@@ -47,7 +45,7 @@ class _Due(NamedTuple):
     task: Task | None = None
 
 
-class PlasticityCallback(_transformers.TrainerCallback):
+class PlasticityCallback(DataCallback, _transformers.TrainerCallback):
     """Methods that act while a `transformers.Trainer` trains; `boundaries` says when, `learner` is what they act on.
 
     Boundaries are where the data changes. Each comes before the next step trains, and none after the last one: what the
@@ -79,45 +77,11 @@ class PlasticityCallback(_transformers.TrainerCallback):
           After Plasticity Injection the model has other modules, into which the Trainer loads no checkpoint.
     """
 
-    def __init__(
-        self,
-        methods: Method | Iterable[Any],
-        *,
-        at_steps: Iterable[int] | int = (),
-        every_steps: int | None = None,
-        at_epochs: Iterable[int] | int = (),
-        every_epochs: int | None = None,
-        on_new_data: bool = True,
-        build: Callable[[], nn.Module] | None = None,
-        example: Example | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.moments = Moments.of(at_steps=at_steps, every_steps=every_steps, at_epochs=at_epochs, every_epochs=every_epochs)
-        self.on_new_data = on_new_data
-        self._attached = Attached(methods, build=build, example=example, seed=seed)
-        needy = [type(method).__name__ for method in self._attached.methods if method.needs_task]
-        if needy and (on_new_data or self.moments.any):
-            raise ValueError(
-                f"{needy[0]} needs the data of every task, which callbacks do not have: give on_new_data=False and no steps "
-                "or epochs, and call callback.boundary(rp.Task(name, batches, loss)) when the data changes"
-            )
-        comes = on_new_data or self.moments.any
-        self._attached.check_moments(comes, "with on_new_data=False give steps or epochs, as in every_steps=1000")
-        self._due: _Due | None = None
-        self._data: object = None  # what the last train() trained on
-        self._passed = (0, 0)  # steps and epochs whose moments have come
-        self._epochs = 0  # finished ones, also those that were cut short
-        self._folder: Path | None = None
-
-    @property
-    def learner(self) -> Learner:
-        """There once training has started."""
-        return self._attached.learner
-
-    @property
-    def boundaries(self) -> list[Boundary]:
-        """Those that were, as (step, why)."""
-        return self._attached.boundaries
+    _due: _Due | None = None
+    _data: object = None  # what the last train() trained on
+    _passed = (0, 0)  # steps and epochs whose moments have come
+    _epochs = 0  # finished ones, also those that were cut short
+    _folder: Path | None = None
 
     def boundary(self, task: Task | None = None) -> None:
         """The data changes now: have the methods act before the next step, be it of this `train()` or of the next."""
@@ -161,11 +125,8 @@ class PlasticityCallback(_transformers.TrainerCallback):
             self._due = _Due(f"epoch {now[1]}")
         self._passed = now
         if self._due is not None:
-            known = len(self.boundaries)
-            self._attached.boundary(state.global_step, *self._due)
-            if len(self.boundaries) == known and self._due.why != _NEW_DATA:
-                # The learner has seen no step yet, but there were some: in another process, or so the caller says.
-                self._attached.boundary(state.global_step, *self._due)
+            # New data is known from the train() before; else there were steps in another process, or so the caller says.
+            self._act(state.global_step, *self._due, learnt=self._due.why != _NEW_DATA)
             self._due = None
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
