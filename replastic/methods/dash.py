@@ -32,6 +32,7 @@ from ..learner.fresh import plain
 from ..linalg import many
 from ..linalg.products import units_of_range
 from ..units import original
+from ..units.kinds import has_rows_and_columns
 
 
 def alignment(weight: Tensor, direction: Tensor, axes: tuple[int, ...], floor: float) -> Tensor:
@@ -67,7 +68,7 @@ def shrink_axes(model: nn.Module) -> dict[str, tuple[int, ...]]:
             axes[f"{prefix}weight"] = tuple(range(2, layer.weight.ndim))
         elif isinstance(layer, nn.Linear):
             axes[f"{prefix}weight"] = (1,)
-        elif type(layer).__name__ == "Conv1D" and hasattr(layer, "nf"):  # Hugging Face's, stored (in, out)
+        elif has_rows_and_columns(layer):  # Hugging Face's Conv1D, which stores (in, out)
             axes[f"{prefix}weight"] = (0,)
         else:
             continue
