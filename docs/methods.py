@@ -172,7 +172,7 @@ def _paper(text: str) -> str:
             who = f"{names[0]} et al." if len(names) > 2 or "et al." in found[1] else " & ".join(names)
             year = re.search(r"\b(?:19|20)\d\d\b", flat)
             said = f"{who} {year[0]}" if year else who
-            return f"{said}, in part" if "of no paper" in flat else said
+            return f"{said}, in part" if "not from a paper" in flat else said
         if "under review" in flat:
             return "under review"
     raise ValueError(f'no paper is named: give a paragraph that begins "Smith & Jones: Title, 2026" in: {text[:80]}')

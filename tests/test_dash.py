@@ -133,7 +133,7 @@ def test_a_task_without_batches_and_no_task_are_errors_that_change_nothing() -> 
     with pytest.raises(ValueError, match=r"rp\.Task"):
         learner.begin()
     learner.begin(rp.Task("first", lambda generator: [], nn.functional.cross_entropy))
-    with pytest.raises(ValueError, match="yielded nothing"):
+    with pytest.raises(ValueError, match=r"batches\(generator\) yielded"):
         learner.begin(rp.Task("empty", lambda generator: [], nn.functional.cross_entropy))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 

@@ -353,7 +353,7 @@ def test_several_optimisers_are_cleared_each_for_its_own() -> None:
     net = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
     muon = trained(net[0].weight, lambda p: torch.optim.Muon([p], lr=0.1))
     adam = trained(net[1].weight, lambda p: torch.optim.Adam([p]))
-    with pytest.raises(ValueError, match=r"holds 1\.weight.*all of them as a list"):
+    with pytest.raises(ValueError, match=r"1\.weight.* list"):
         rp.fire_(net, optimizer=muon)
     rp.fire_(net, optimizer=[muon, adam])
     assert not muon.state[net[0].weight]["momentum_buffer"].any()

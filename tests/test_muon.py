@@ -116,7 +116,7 @@ def test_bad_input_says_what_to_do() -> None:
         Muon([nn.Parameter(torch.zeros(3))])
     with pytest.raises(ValueError, match="use AdamW"):
         muon(nn.Linear(3, 2))
-    with pytest.raises(ValueError, match="'nope' is no trainable parameter"):
+    with pytest.raises(ValueError, match="'nope'"):
         muon(MLP(6, [12, 10], 4), adam_only=["nope"])
     with pytest.raises(ValueError, match="momentum must be"):
         UseMuon(momentum=1.0)

@@ -151,7 +151,7 @@ def test_wrong_heads_are_named() -> None:
 
 def test_an_optimiser_without_the_head_is_an_error() -> None:
     learner = started(PlasticityInjection("head"), optimizer=lambda model: torch.optim.SGD(model.conv1.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=r"does not hold '0\.weight' of 'head'"):
+    with pytest.raises(ValueError, match=r"'0\.weight' of .*'head'"):
         learner.begin()
     assert not isinstance(learner.model.head, Injected)
 
@@ -239,7 +239,7 @@ def test_a_head_within_another_is_refused_at_once(heads: tuple[str, str], from_t
 
 
 def test_a_head_without_parameters_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="has no parameters, and nothing to learn"):
+    with pytest.raises(ValueError, match="has no parameters"):
         started(PlasticityInjection("head.1"))
 
 
@@ -260,7 +260,7 @@ def test_a_model_that_was_injected_before_may_be_so_again(to: Any) -> None:
 
 @pytest.mark.parametrize("times", [0, True, 1.5])
 def test_times_are_counted(times: Any) -> None:
-    with pytest.raises(ValueError, match="times must be a whole number, 1 or more"):
+    with pytest.raises(ValueError, match=r"times must be .*1 or more"):
         PlasticityInjection(times=times)
 
 

@@ -141,11 +141,11 @@ def test_biases_that_train_are_reset_whatever_their_weights_are_and_frozen_ones_
 
 def test_a_model_without_biases_is_refused_at_the_start() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
-    with pytest.raises(ValueError, match=r"where='everything': no layer there has a bias that trains"):
+    with pytest.raises(ValueError, match=r"where='everything'.* bias"):
         Learner(model, torch.optim.Adam(model.parameters()), methods=LayerReset("everything", only="biases")).begin()
     with pytest.raises(ValueError, match=r"LayerReset\(only='bias'\): only must be \"biases\" or None"):
         LayerReset(only="bias")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"only='bias': give \"biases\""):
+    with pytest.raises(ValueError, match=r"only='bias'.*\"biases\""):
         reset_(model, model.state_dict(), only="bias")  # pyright: ignore[reportArgumentType]
 
 
@@ -160,7 +160,7 @@ def test_new_biases_are_drawn_if_asked_for() -> None:
 def test_a_part_of_a_layer_is_refused_with_what_to_type() -> None:
     learner, first, _ = trained("vit")
     before = snapshot(learner.model)
-    with pytest.raises(ValueError, match=r"only a part of 'blocks.0.c_attn.weight'.*write 'blocks.0.c_attn'"):
+    with pytest.raises(ValueError, match=r"'blocks.0.c_attn.weight'.* 'blocks.0.c_attn'"):
         reset_(learner.model, first, where="queries_and_keys")
     assert changed(learner.model, before) == set()
 

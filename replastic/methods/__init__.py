@@ -1,4 +1,4 @@
-"""One paper, one file. `METHODS` has them all by name."""
+"""One file per paper. `METHODS` has all methods by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Methods(UserDict[str, Any]):
-    """A dict whose values may be written "file:name"; such a file is imported when its method is first asked for."""
+    """A dict whose values may be written "file:name"; the file is imported when the value is first used."""
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         made = self.data[name]
@@ -55,7 +55,7 @@ METHODS = _Methods(
 
 
 def __getattr__(name: str) -> Any:
-    """Import the methods when one of them is first asked for by the name of its class: `METHODS` does without."""
+    """Import all methods when one is first used by the name of its class; `METHODS` imports only the one that is used."""
     exports = import_module(".exports", __name__)
     if name.startswith("_") or not hasattr(exports, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

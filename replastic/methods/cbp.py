@@ -1,26 +1,29 @@
-"""Continual Backpropagation: keep replacing the few mature units that contribute least.
+"""Continual Backpropagation: continually replace the few mature units that contribute least.
 
     u <- η u + (1 - η) · Σ_k mean|h_k| · Σ|w_k|      contribution utility, after every step
     age <- age + 1;  mature if age > m
     c <- c + ρ · (number of mature units);  replace the ⌊c⌋ mature units of least u/(1 - η^age);  c <- c - ⌊c⌋
 
-in each layer. A replaced unit has fresh incoming weights, zero outgoing ones, age 0 and utility 0. The next layer reads
-a unit in columns, h_k with weights w_k: in one, except where a channel is flattened into a linear layer.
+in each layer. A replaced unit has fresh incoming weights, zero outgoing weights, age 0 and utility 0. The next layer reads
+the unit's outputs h_k by columns of weights w_k. There is one column, or several if a channel is flattened into a linear
+layer.
 
 Dohare, Hernandez-Garcia, Lan, Rahman, Mahmood & Sutton: Loss of Plasticity in Deep Continual Learning, Nature 2024.
 
 Departures from released code, each for a reason:
-    - Activations are those that the next layer reads, behind norm and activation function; FIRE's port reads them before.
-    - The running mean of |h| decays; in the ResNet version and FIRE's port it is a sum that never does.
-    - Layers are wired by the graph; in FIRE's port by the order of modules, so that a unit's outgoing weights may be
-      another layer's. The last hidden layer takes part.
-    - The least useful units are replaced; lop-jax picks the most useful; one version of it, for permuted MNIST, adds |h| and
-      |w_out|, draws no new weights, and replaces a unit whatever the rate is.
-    - The optimiser's moments of the replaced entries are cleared, and the ages are those of units where a channel feeds many
+    - Activations are read after the norm and the activation function, as the next layer reads them. FIRE's port reads them
+      before.
+    - The running mean of |h| decays. In the ResNet version and in FIRE's port it is a sum that never decays.
+    - Which layer reads a unit is traced through the model. FIRE's port goes by the order of modules, so it may take another
+      layer's weights for the outgoing ones. The last hidden layer is included.
+    - The least useful units are replaced. lop-jax replaces the most useful ones; its version for permuted MNIST adds |h| and
+      |w_out|, does not draw new weights, and replaces a unit whatever the rate is.
+    - The optimiser's moments of the replaced entries are cleared. Each unit has one age, also where a channel feeds many
       columns of a linear layer.
-    - Replacements accrue at ρ times the mature units, as in the paper and the MLP version of its code; in the convolutional
-      version at ρ times all units of a layer, from when one of them is mature.
-    - The paper's rule has no transfer of the mean activation into the next bias, which the MLP version of its code does.
+    - Replacements accrue at ρ times the number of mature units, as in the paper and the MLP version of its code. In the
+      convolutional version they accrue at ρ times the number of all units of a layer, once one of them is mature.
+    - As in the paper's rule, the mean activation is not transferred into the next layer's bias. The MLP version of its code
+      does so.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def outgoing_magnitude(model: nn.Module, group: UnitGroup) -> Tensor:
     for slot, channels, alike in zip(group.readers[1:], others, group.alike[1:], strict=True):
         if alike:
             total = total + group.by_unit(channels)
-        else:  # which of the first reader's columns it sees is not known: an equal share for each
+        else:  # it is not known which of the first reader's columns this one reads: count an equal share for each
             shares = (channels * (slot.units >= 0) / total.shape[1])[:, None].expand(-1, total.shape[1])
             # index_put_ adds up in a fixed order, index_add_ on the GPU does not
             total = total.index_put((slot.units.clamp_min(0),), shares, accumulate=True)
@@ -70,9 +73,9 @@ def contributions(model: nn.Module, groups: Sequence[UnitGroup], tap: Tap) -> Te
 class CBP(Method):
     """Continual Backpropagation after every step."""
 
-    rate: float = 1e-4  # ρ: fraction of the mature units that is replaced in each step
-    maturity: int = 1000  # m: steps in which a new unit is safe
-    decay: float = 0.99  # η of the utility
+    rate: float = 1e-4  # ρ: the fraction of mature units that is replaced in each step
+    maturity: int = 1000  # m: the number of steps in which a new unit is not replaced
+    decay: float = 0.99  # η: the decay rate of the utility
     needs_first: ClassVar[bool] = False
     books: ClassVar[tuple[str, ...]] = ("maturity",)
     one_process: ClassVar[bool] = True
@@ -89,8 +92,8 @@ class CBP(Method):
         self.units(learner)
 
     def units(self, learner: Learner) -> Sequence[UnitGroup]:
-        """The units that train; the books of others wait under "frozen"."""
-        if "mature" in self.state and "clock" not in self.state:  # a checkpoint of when all groups had one clock
+        """The units that train. The state of the others is kept under "frozen"."""
+        if "mature" in self.state and "clock" not in self.state:  # an old checkpoint, in which all groups had one clock
             self.state["clock"] = [self.state["step"] for _ in self.state["mature"]]
         return units_in_books(self, learner, self._opened)
 
@@ -99,10 +102,10 @@ class CBP(Method):
         return {
             "utility": torch.zeros_like(units, dtype=torch.float32),
             "age": torch.zeros_like(units),
-            # How many units are mature is known without looking at the device: as many as are born grow up m steps later.
-            "owed": [0.0 for _ in groups],  # c: replacements that are due, with their fraction
+            # The number of mature units is tracked on the host: all units that are born in a step mature m steps later.
+            "owed": [0.0 for _ in groups],  # c: the number of replacements that are due, with its fraction
             "mature": [0 for _ in groups],
-            "young": [[[0, group.size]] for group in groups],  # (step of birth, how many)
+            "young": [[[0, group.size]] for group in groups],  # (step of birth, number of units)
             "clock": [0 for _ in groups],  # steps in which the group trained
         }
 
@@ -115,7 +118,7 @@ class CBP(Method):
             self.replace(learner, utility, age)
 
     def replace(self, learner: Learner, utility: Tensor, age: Tensor) -> None:
-        """Start the units anew that are due after this step; utility and age: (units of all groups,), are written to."""
+        """Replace the units that are due after this step. utility and age, (units of all groups,), are written to."""
         self.state["step"] += 1
         groups, sizes = self.units(learner), list(self.state["units"].values())
         due = [self._due(number) for number in range(len(groups))]
@@ -129,7 +132,7 @@ class CBP(Method):
                 old.index_fill_(0, chosen, 0)
 
     def _due(self, number: int) -> int:
-        """How many units of a group are replaced in this step; keeps the books."""
+        """The number of units of a group to replace in this step; updates the counts."""
         self.state["clock"][number] += 1
         young, step = self.state["young"][number], self.state["clock"][number]
         while young and step - young[0][0] > self.maturity:
@@ -144,7 +147,7 @@ class CBP(Method):
 
 
 def least_useful(utility: Tensor, age: Tensor, count: int, maturity: int, decay: float) -> Tensor:
-    """Numbers of the `count` mature units of least utility, which is corrected for having started at zero.
+    """Indices of the `count` mature units of least utility, which is corrected for its start at zero.
 
     >>> least_useful(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([9, 1, 9]), 1, maturity=5, decay=0.9)
     tensor([2])

@@ -1,4 +1,4 @@
-"""DASH, direction-aware shrinking: shrink weights that do not point where the new data's gradient would take them.
+"""DASH, direction-aware shrinking: shrink weights that do not point along the new data's negative gradient.
 
     G <- (1 - α) G + α (-∇L)                 over the batches of the new data, from G = 0, weights unchanged
     w <- w · clamp(cos(g, w), min=λ, max=1)   for each row of a linear layer, each (out, in) kernel of a convolution,
@@ -8,13 +8,14 @@ Shin, Oh, Cho & Yun: DASH: Warm-Starting Neural Network Training in Stationary S
 NeurIPS 2024.
 
 Departures from released code, each for a reason:
-    - The gradients are taken in training mode, and BatchNorm's running statistics are not moved by it. In FIRE's port the
-      mode is whatever the last evaluation left.
-    - The batches are those of the task, in an order of their own, so that training sees its data in the same order as
-      without DASH. The first code takes one batch for each chunk of data, oldest first: give a task whose `batches` does so.
-    - Where a weight or its gradient is zero there is no direction, and the weight is shrunk by λ.
-    - The optimiser is left alone, as in the first code, unless clear_state=True.
-    - As there, recurrent layers and the packed projection of nn.MultiheadAttention are left alone.
+    - Gradients are computed in training mode, without updating BatchNorm's running statistics. FIRE's port computes them in
+      the mode that the last evaluation left the model in.
+    - The batches are those of the task, in a separate random order, so that training sees its data in the same order as
+      without DASH. The authors' code takes one batch of each chunk of data, oldest first: pass a task whose `batches` does
+      so.
+    - A weight that is zero, or whose gradient is zero, has no direction and is shrunk by λ.
+    - The optimiser's state is kept, as in the authors' code, unless clear_state=True.
+    - Recurrent layers and the packed projection of nn.MultiheadAttention are skipped, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def alignment(weight: Tensor, direction: Tensor, axes: tuple[int, ...], floor: f
 
 
 def _in_range(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Scaled, where products and squares of its entries would overflow or vanish: directions have no length."""
-    if tensor.dtype == torch.float16:  # has no room for it
+    """Scale a tensor whose entries' products and squares would overflow or vanish; its direction stays the same."""
+    if tensor.dtype == torch.float16:  # its range is too small to scale in
         return tensor
     return tensor / units_of_range(torch.linalg.vector_norm(tensor, float("inf"), axes, keepdim=True), tensor.dtype)
 
@@ -88,12 +89,12 @@ def dash_(
 def mean_descent(
     learner: Learner, parameters: Mapping[str, nn.Parameter], batches: Iterable[Any], alpha: float
 ) -> dict[str, Tensor]:
-    """The moving average of the negative gradient over the batches; weights, statistics and .grad stay as they are."""
+    """The moving average of the negative gradient over the batches; weights, statistics and .grad are unchanged."""
     direction = [torch.zeros_like(parameter) for parameter in parameters.values()]
     model, seen = original(learner.model), False
     modes = {module: module.training for module in model.modules()}
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if not model.training:  # as an evaluation left it; else parts that are held in evaluation stay so
+    if not model.training:  # in a model in training mode, parts that the caller set to evaluation stay so
         model.train()
     try:
         with learner.quiet():
@@ -110,7 +111,7 @@ def mean_descent(
         for name, buffer in model.named_buffers():
             buffer.copy_(statistics[name])
     if not seen:
-        raise ValueError("DASH found no batches in the new task: its batches(generator) yielded nothing")
+        raise ValueError("DASH needs batches of the new task, but its batches(generator) yielded none")
     return dict(zip(parameters, direction, strict=True))
 
 

@@ -1,19 +1,20 @@
-"""ER and L2-ER: raise the effective rank of what hidden layers say.
+"""ER and L2-ER: raise the effective rank of the activations of hidden layers.
 
     W <- W + β ∇ mean_l ER(F_l),    ER(F) = exp(-Σ p log p),    p = σ(F)/Σσ(F)
 
-every U steps, by a plain gradient step of its own; F_l are the activations of hidden layer l for the inputs of the last U
-batches. The output layer has no part in it. L2-ER is this together with L2.
+every U steps, in a separate gradient step. F_l are the activations of hidden layer l on the inputs of the last U batches;
+the output layer is not included. L2-ER is ER together with L2.
 
 He, Guo, Prakash, Tiwari, Tao, Serapio, Greenwald & Konidaris: Spectral Collapse Drives Loss of Plasticity in Deep Continual
 Learning, section 7, appendix D and algorithm 1.
 
 Departures, each for a reason:
-    - Features are recomputed with the present weights, as the released code does; algorithm 1 would stack those of U
-      different networks, of which only the last has a gradient.
-    - log p, not log(p + 1e-8); directions without a singular value have no gradient.
-    - BatchNorm's running statistics are not moved by the recomputation; in the released CIFAR code they are.
-    - The step comes after the optimiser's, as on permuted MNIST; for CIFAR and ImageNet the released code takes it before.
+    - Features are recomputed with the current weights, as in the released code. Algorithm 1 would stack the features of U
+      different networks, and only those of the last one have a gradient.
+    - The entropy has log p instead of log(p + 1e-8). Directions with singular value zero have no gradient.
+    - The recomputation does not update BatchNorm's running statistics; in the released CIFAR code it does.
+    - The step comes after that of the optimiser, as in the released code for permuted MNIST; its code for CIFAR and ImageNet
+      takes it before.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def effective_rank_loss(features: Sequence[Tensor]) -> Tensor:
 
 
 def dense_groups(learner: Learner, layers: Literal["all"] | int | Sequence[str]) -> list[UnitGroup]:
-    """Hidden units that linear layers make: all of them, the last so many, or those of the layers with these names."""
+    """Hidden units of all linear layers, of the last `layers` linear layers, or of the layers named in `layers`."""
     model = original(learner.model)
     dense = [g for g in learner.units.groups if not isinstance(model.get_submodule(g.name), nn.modules.conv._ConvNd)]
     if isinstance(layers, int):
@@ -51,19 +52,19 @@ def dense_groups(learner: Learner, layers: Literal["all"] | int | Sequence[str])
         missing = set(layers) - {group.name for group in chosen}
         if missing:
             names = ", ".join(group.name for group in learner.units.groups)
-            raise ValueError(f"ER(layers={layers!r}): no hidden units are made by {missing.pop()!r}; they are by {names}")
+            raise ValueError(f"ER(layers={layers!r}): {missing.pop()!r} has no hidden units; the layers that do are {names}")
     if not chosen:
-        raise ValueError("ER found no hidden units made by a linear layer: name convolutions with ER(layers=[...]) if meant")
+        raise ValueError("ER found no hidden units of linear layers: to use those of convolutions, pass ER(layers=[...])")
     return chosen
 
 
 @dataclass
 class ER(Method):
-    """Effective-rank steps: one every `every` steps, on the inputs of all batches since the last."""
+    """An effective-rank step after every `every` steps, on the inputs of all batches since the last one."""
 
-    rate: float = 1e-3  # β: learning rate of its own
+    rate: float = 1e-3  # β: the learning rate of these steps
     every: int = 100  # U, in steps: 100 for permuted MNIST (batches of one), 12 for ImageNet, 5 for CIFAR
-    layers: Literal["all"] | int | Sequence[str] = "all"  # 2 for CNN and ResNet: the last two dense layers
+    layers: Literal["all"] | int | Sequence[str] = "all"  # 2 for CNN and ResNet: the last two linear layers
     _tap: Tap | None = field(default=None, init=False, repr=False, compare=False)
     needs_first: ClassVar[bool] = False
     one_process: ClassVar[bool] = True
@@ -80,7 +81,7 @@ class ER(Method):
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         self._listen(learner)  # layers may have been frozen
-        self.state["inputs"] = []  # what is gathered for one step is of one task
+        self.state["inputs"] = []  # a step does not mix the inputs of two tasks
 
     def _listen(self, learner: Learner) -> None:
         groups = dense_groups(learner, self.layers)
@@ -98,8 +99,8 @@ class ER(Method):
         if self.state["inputs"] and self.state["inputs"][0].shape[1:] != inputs.shape[1:]:
             first = tuple(self.state["inputs"][0].shape[1:])
             raise ValueError(
-                f"ER puts {self.every} batches together, whose samples have shapes {first} and {tuple(inputs.shape[1:])}: "
-                "pad them to one, or use ER(every=1)"
+                f"ER concatenates {self.every} batches, whose samples have shapes {first} and {tuple(inputs.shape[1:])}: "
+                "pad them to one shape, or use ER(every=1)"
             )
         self.state["inputs"].append(inputs)
         if len(self.state["inputs"]) >= self.every:
@@ -116,7 +117,7 @@ class ER(Method):
             features = [self._tap.activations(name) for name in self._tap.groups]
             self._tap.clear()
             if not all(bool(feature.isfinite().all()) for feature in features):
-                return  # a network that has diverged has no rank, and its loss says so
+                return  # the network has diverged, which its loss shows
             loss = effective_rank_loss([feature.to(work_dtype(feature.dtype)) for feature in features])
         held = list(learner.parameters.values())
         gradients = torch.autograd.grad(loss, held, allow_unused=True)
@@ -132,5 +133,5 @@ def l2_er(
     layers: Literal["all"] | int | Sequence[str] = "all",
     from_task: int = 0,
 ) -> list[Method]:
-    """L2-ER: effective-rank steps and L2 together, with the values that were best on permuted MNIST."""
+    """L2-ER: effective-rank steps together with L2. The defaults were best on permuted MNIST in the paper."""
     return [ER(rate, every, layers, from_task=from_task), L2(strength, from_task=from_task)]

@@ -1,26 +1,27 @@
-"""FIRE: put every weight matrix at the nearest isometry, rescale, train on.
+"""FIRE: replace every weight matrix by the nearest isometry, rescale it, and continue training.
 
     W <- s · polar(W),    s = sqrt(out/in) / kernel area
 
-Of all matrices with orthonormal columns, polar(W) = W(WᵀW)^(-1/2) is the one nearest to W (equation 5): the least is
-forgotten for a spectrum that is flat again. Linear layers are one matrix; a convolution is one for each tap.
+Of all matrices with orthonormal columns, polar(W) = W(WᵀW)^(-1/2) is the one nearest to W (equation 5), so all singular
+values become equal at the least change of the weights. A linear layer is one matrix; a convolution is one matrix per tap of
+its kernel.
 
 Han, Park, Oh, Kim, Lee & Kim: FIRE: Frobenius-Isometry Reinitialization for Balancing the Stability-Plasticity Tradeoff,
 ICLR 2026, sections 3.3-3.4 and appendix C.
 
 Departures from the released code, each for a reason:
-    - "published" runs algorithm 1's cubic (1.5, -0.5), as that code does; appendix B.3 of the paper names a quintic
-      instead, which is here as coefficients="quintic". Ten steps do not reach an isometry at common widths, so
-      method="exact" computes the polar factor itself.
-    - bfloat16 and float16 weights are iterated in float32 and rounded once; there they are iterated in half precision.
+    - method="published" runs algorithm 1's cubic (1.5, -0.5), as the released code does. Appendix B.3 of the paper has a
+      quintic instead: coefficients="quintic". Ten steps do not reach an isometry at common widths, so method="exact"
+      computes the polar factor itself.
+    - bfloat16 and float16 weights are iterated in float32 and rounded once. The released code iterates in half precision.
     - The norm is summed in float64: torch's float32 norm is off by 6e-4 for 4096 x 4096.
-    - An all-zero matrix stays zero; there it becomes NaN.
-    - Weights are written in place. There `param.data` is rebound, which leaves wide weights with swapped strides and the
-      optimiser, FSDP and CUDA graphs with the old storage.
-    - Conv1d, Conv3d, transposed, recurrent and packed attention weights are done too; there they are silently skipped.
-    - Depthwise convolutions keep their filters' directions; there a tap's channels are normalised across each other.
-    - The output head of a GPT that is tied to the embedding is left alone, unless asked for with where="paper_gpt".
-    - The DQN experiment there also resets the linear layers: that is another method, to be listed beside this one.
+    - An all-zero matrix stays zero. In the released code it becomes NaN.
+    - Weights are written in place. The released code rebinds `param.data`, which swaps the strides of wide weights and
+      leaves the optimiser, FSDP and CUDA graphs with the old storage.
+    - Conv1d, Conv3d, transposed, recurrent and packed attention weights are included. The released code silently skips them.
+    - Depthwise convolutions keep their filters' directions. The released code normalises a tap across channels.
+    - The output head of a GPT that is tied to the embedding is skipped, unless where="paper_gpt".
+    - The released DQN experiment also resets the linear layers. To do so, list LayerReset as a second method.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from ..weights.sharded import check_no_fsdp
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What happened to one weight. DfI is per column, with the layer's scale taken out: 0 is a perfect isometry."""
+    """What happened to one weight. DfI is per column and independent of the layer's scale: 0 is a perfect isometry."""
 
     name: str
     matrices: int
@@ -65,11 +66,11 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class FireReport:
-    """What `fire_` did. `print` shows it as a table; nothing is computed, and no device waited for, until it is read."""
+    """What `fire_` did; `print` shows it as a table. Nothing is computed, and no device is waited for, until it is read."""
 
     options: PolarOptions
     names: tuple[str, ...]
-    other_names: tuple[tuple[str, ...], ...]  # of the same tensors
+    other_names: tuple[tuple[str, ...], ...]  # of each tensor
     figures: Callable[[], list[Figures]]
     left_alone: tuple[LeftAlone, ...]
 
@@ -111,15 +112,15 @@ def fire_(
 ) -> FireReport:
     """Replace the selected weights of `model` by their nearest isometries, in place, and report what changed.
 
-    Call it when the data changes, before training on. Everything that can be wrong with the input raises before the
-    first weight is written. Storage, dtype, strides and ties are kept.
+    Call it when the data changes, before training continues. Invalid input raises before the first weight is written.
+    Storage, dtype, strides and ties are kept.
 
-    steps, coefficients, precision: of method="published"; see `linalg.polar`. At most 1000 steps.
+    steps, coefficients, precision: for method="published"; see `linalg.polar`. At most 1000 steps.
     method: "published" (what the paper ran), "exact" (what its theory says) or "fast" (exact up to 2e-3, on tensor cores).
-    where: which weights; see `weights.select`. Embeddings and norms only if asked for.
-    optimizer: forget its momenta for the changed weights, and only for those; a list, if several train the model.
-    rank: what directions without a singular value become in "exact": "partial" leaves them null, "complete" fills them.
-    budget: bytes of scratch memory to stay within, as far as single matrices allow; None: by the largest layer.
+    where: which weights to change; see `weights.select`. Embeddings and norms only if selected explicitly.
+    optimizer: clear its momenta of the changed weights, and only of these; pass a list if several train the model.
+    rank: for "exact", what happens to directions with singular value zero: "partial" keeps them, "complete" fills them.
+    budget: limit of scratch memory in bytes, which a single large matrix may exceed; None: set by the largest layer.
 
     >>> report = fire_(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4)), method="exact")
     >>> [layer.name for layer in report.layers], all(layer.dfi_after < 1e-10 for layer in report.layers)
@@ -139,7 +140,7 @@ def fire_(
 
 
 def fire_report(options: PolarOptions, selection: Selection, figures: Callable[[], list[Figures]]) -> FireReport:
-    """What was done to a selection; `figures` is asked once somebody reads it."""
+    """The report on a selection; `figures` is called when the report is first read."""
     names = tuple(weight.name for weight in selection.chosen)
     others = tuple((*weight.also_named, *filter(None, [weight.tied_to])) for weight in selection.chosen)
     return FireReport(options, names, others, figures, selection.left_alone)
@@ -147,23 +148,23 @@ def fire_report(options: PolarOptions, selection: Selection, figures: Callable[[
 
 @dataclass
 class FIRE(Method):
-    """Put every weight matrix at its nearest isometry and rescale it, at every boundary; `report` has the last report."""
+    """Replace every weight matrix by its nearest isometry and rescale it, at every boundary; `report` is the last report."""
 
     steps: int = 10  # vision and RL; 5 for the paper's GPT; at most 1000
     method: PolarMethod = "published"
     where: Where = "everything"
     coefficients: str | Coefficients = "cubic"
-    clear_state: bool = True  # forget the optimiser's momenta of the changed weights
+    clear_state: bool = True  # clear the optimiser's momenta of the changed weights
     tree_may_change: ClassVar[bool] = True
     needs_first: ClassVar[bool] = False
     report: FireReport | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        PolarOptions(self.method, self.steps, self.coefficients)  # raises if they do not go together
+        PolarOptions(self.method, self.steps, self.coefficients)  # raises if the settings contradict each other
 
     def start(self, learner: Learner) -> None:
-        selection = select(learner.model, self.where)  # raises now if there is nothing to fire, and not after a whole task
+        selection = select(learner.model, self.where)  # raises now, not after the first task, if it is empty
         if self.clear_state:
             for parts in (False, True):
                 found = [params for _, params, index in _written(selection) if parts == (index is not None)]
@@ -222,7 +223,7 @@ def _check_finite(selection: Selection) -> None:
 def _optimizer_entries(
     selection: Selection, optimizer: Optimizer | Sequence[Optimizer] | None
 ) -> list[tuple[Optimizer, nn.Parameter, Tensor | None]]:
-    """(optimiser, parameter, index) to clear: index is a mask where only some parts of it were selected, else None."""
+    """(optimiser, parameter, index) to clear; index is a mask if only parts of the parameter were selected, else None."""
     if optimizer is None:
         return []
     optimizers = as_list(optimizer)
@@ -231,7 +232,7 @@ def _optimizer_entries(
         held = [(o, p, index) for o in optimizers for p in parameters if holds(o, p)]
         if not held:
             raise ValueError(
-                f"no optimiser that was given holds {name}: pass the one that trains it, all of them as a list, "
+                f"no optimiser that was passed holds {name}: pass the one that trains it, several as a list, "
                 "or optimizer=None"
             )
         for entry in held:
@@ -241,7 +242,7 @@ def _optimizer_entries(
 
 
 def _written(selection: Selection) -> Iterator[tuple[str, list[nn.Parameter], Tensor | None]]:
-    """(name, parameters that are one tensor, index): index is a mask where only parts of it were selected, else None."""
+    """(name, parameters that share one tensor, index); index is a mask if only parts of it were selected, else None."""
     by_parameter: dict[int, list[WeightMatrix]] = {}
     for weight in selection.chosen:
         by_parameter.setdefault(id(weight.parameter), []).append(weight)

@@ -1,12 +1,13 @@
-"""The hyperparameters that the papers searched, and the ones they found best, as plain data for sweeps.
+"""The hyperparameters that the papers searched, and the best ones, as plain data for sweeps.
 
-`GRIDS[experiment][method][field]` lists the values that were tried, `BEST[experiment][data][method][field]` is the one that
-was chosen, and `DEFAULTS[experiment][method][field]` what was not searched. Methods have the names of `methods.METHODS`,
-"none" is plain training and "cbp+l2" the two together; fields are theirs, and "learning_rate" is the optimiser's.
+`GRIDS[experiment][method][field]` lists the values that were tried, `BEST[experiment][data][method][field]` is the chosen
+value, and `DEFAULTS[experiment][method][field]` a value that was not searched. Methods have their names in
+`methods.METHODS`; "none" is plain training and "cbp+l2" both methods together. Fields are those of the methods, and
+"learning_rate" is that of the optimiser.
 
 FIRE: tables 6 to 10. L2-ER (Spectral Collapse Drives Loss of Plasticity): tables 2, 4, 6 and 7, and for the defaults 1, 3, 5
-and 8. SWR (Soft Weight Rescaling): appendix D.2 and tables 2 to 4. A number that cannot be read in a paper's text is absent
-here, never guessed.
+and 8. SWR (Soft Weight Rescaling): appendix D.2 and tables 2 to 4. A number that cannot be read in a paper's text is left
+out, never guessed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Fields = dict[str, float]
 Grid = dict[str, dict[str, list[float]]]
 Columns = list[tuple[str, str]]
 
-# The order of the tables' rows, in the names used here; what the papers call them is in the comments.
+# The rows of the tables, in order, by the names used here; the comments have the papers' symbols.
 _FIRE: Columns = [
     ("shrink_and_perturb", "rate"),  # λ
     ("dash", "alpha"),  # α
@@ -52,7 +53,7 @@ _L2_ER_ANT: Columns = [
     *_L2_ER[8:],
 ]
 _SWR: Columns = [
-    ("shrink_and_perturb", "rate"),  # λ, as in all that follow
+    ("shrink_and_perturb", "rate"),  # λ, as in the following rows
     ("l2", "strength"),
     ("l2_init", "strength"),
     ("swr", "rate"),  # λ, or λ_f in a network with batch normalisation
@@ -61,7 +62,7 @@ _SWR: Columns = [
 
 
 def _row(columns: Columns, *values: Any) -> dict[str, dict[str, Any]]:
-    """{method: {field: value}}, without what is None."""
+    """{method: {field: value}}, without values that are None."""
     row: dict[str, dict[str, Any]] = {}
     for (method, field), value in zip(columns, values, strict=True):
         if value is not None:
@@ -84,7 +85,7 @@ _FIRE_VISION: Grid = _row(  # table 6 has the same for its three vision experime
 )
 _LARGE, _MIDDLE, _SMALL, _TINY = [1e-2, 1e-3, 1e-4], [1e-3, 1e-4, 1e-5], [1e-4, 1e-5, 1e-6], [1e-5, 1e-6, 1e-7]
 _STRENGTHS = [0.1, 0.01, 0.001, 0.0001, 0.00001]
-# The fifth rate is printed as 0.001 once more; it is taken for 0.0001, which table 4 chooses.
+# The fifth rate is printed as 0.001 again; it must be 0.0001, which table 4 chooses.
 _RATES = [1, 0.1, 0.01, 0.001, 0.0001]
 _SWR_CONTINUAL: Grid = _row(_SWR, [0.2, 0.4, 0.6, 0.8], _STRENGTHS, _STRENGTHS, _RATES, _RATES)
 
@@ -124,7 +125,7 @@ BEST: dict[str, dict[str, dict[str, Fields]]] = {
         "CIFAR-100 (ViT-Tiny)": _row(_FIRE, 0.8, 0.3, 0.3, 1e-5, 1e-5, 1000, 0.01, 1e-5, 0.08, 10),
         "Tiny ImageNet (VGG-16)": _row(_FIRE, 0.8, 0.3, 0.1, 1e-3, 1e-4, 1000, 0.05, 1e-4, 0.02, 10),
     },
-    "fire/gpt": {  # by the checkpoint that training goes on from
+    "fire/gpt": {  # by the checkpoint from which training continues
         "Best": _row(_FIRE_GPT, 0.5, 5),
         "30k": _row(_FIRE_GPT, 0.8, 5),
         "60k": _row(_FIRE_GPT, 0.5, 5),
@@ -144,7 +145,7 @@ BEST: dict[str, dict[str, dict[str, Fields]]] = {
         # ER's rate of 1e-7 is as printed, though outside its printed sweep. The weight decay of CBP+L2 is a dash there.
         "Ant": _row(_L2_ER_ANT, 1e-4, 1e-4, 1e-7, 1e-4, 1e-6, 1e-3, 1e-4, 1e-7, None, 1e-4, 1e-3),
     },
-    # Most digits of tables 2 and 3 are lost in the text. None: not to be read, or not there (S&P in table 4, most λ_c).
+    # Most digits of tables 2 and 3 are lost in the text. None: not readable, or not in the table (S&P in table 4, most λ_c).
     "swr/warm_start": {
         "MNIST (MLP)": _row(_SWR, None, 1e-5, None, None, None),
         "CIFAR-100 (CNN-BN)": _row(_SWR, None, None, None, 1e-4, 1),
@@ -206,13 +207,13 @@ DEFAULTS: dict[str, dict[str, Fields]] = {
 
 
 def points(experiment: str) -> list[tuple[str, Fields]]:
-    """Every point of an experiment's grid, method by method: its name and all its settings, the defaults among them.
+    """Every point of an experiment's grid: the method's name and all its settings, including defaults.
 
     >>> [(name, settings) for name, settings in points("fire/warm_start") if name == "redo"][0]
     ('redo', {'from_task': 1, 'threshold': 0.01})
     """
     if experiment not in GRIDS:
-        raise ValueError(f"no experiment {experiment!r}: it is one of {', '.join(GRIDS)}")
+        raise ValueError(f"experiment={experiment!r}: pass one of {', '.join(GRIDS)}")
     found: list[tuple[str, Fields]] = []
     for name, grid in GRIDS[experiment].items():
         fixed = DEFAULTS.get(experiment, {}).get(name, {})

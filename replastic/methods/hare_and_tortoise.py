@@ -1,21 +1,22 @@
-"""Hare & Tortoise: a network that learns fast, and a slow average of it, to which it is set back at times.
+"""Hare & Tortoise: a network that learns fast, and a slow average of it that it is reset to from time to time.
 
     tortoise <- d·tortoise + (1 - d)·hare    after every step
     hare <- tortoise                         every `period` steps
 
-The hare is the model that is trained. What it learns and soon loses again never reaches the tortoise, which is the network
-that is tested; setting the hare back to it takes from the hare what it clung to, and little of what is known.
+The hare is the model that is trained, the tortoise the network that is tested. What the hare learns and soon loses again
+never reaches the tortoise. Resetting the hare to the tortoise removes what it has overfitted, and little of what is known.
 
 Lee, Cho, Kim, Kim, Min, Choo & Lyle: Slow and Steady Wins the Race: Maintaining Plasticity with Hare and Tortoise Networks,
 ICML 2024.
 
 Departures from released code, each for a reason:
-    - The period is in steps, which a loop without epochs has too. The paper's is 10 epochs; 2000 steps are that many of
-      50,000 images in batches of 256.
-    - The first reset comes after a whole period; there epoch 0 is divisible by ten, so that one comes after it.
-    - The hare gets a copy. There it is given the tortoise's storage, and the average is taken of itself.
+    - The period is in steps, so that loops without epochs can use it. The paper's period is 10 epochs, which is 2000 steps
+      for 50,000 images in batches of 256.
+    - The first reset comes after a whole period. In the released code one also comes after epoch 0, which ten divides.
+    - The hare's weights are a copy of the tortoise's. In the released code they become the tortoise's storage, so that the
+      tortoise is from then on an average of itself.
 
-Beside a method that changes weights at a boundary: the tortoise keeps the old ones, and takes the hare back to them in part.
+If another method changes weights at a boundary, the tortoise keeps the old weights and pulls the hare back towards them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from .reset import frozen_tensors
 
 @torch.no_grad()
 def follow_(slow: Iterable[Tensor], fast: Iterable[Tensor], decay: float) -> None:
-    """slow <- decay·slow + (1 - decay)·fast, in place; integers, which have no average, are copied.
+    """slow <- decay·slow + (1 - decay)·fast, in place. Integers, which cannot be averaged, are copied.
 
     >>> slow = torch.tensor([1.0])
     >>> follow_([slow], [torch.tensor([3.0])], 0.5); slow
@@ -56,9 +57,9 @@ def follow_(slow: Iterable[Tensor], fast: Iterable[Tensor], decay: float) -> Non
 
 @dataclass
 class HareAndTortoise(Method):
-    """Train the hare, test the tortoise. The optimiser's state is kept when the hare is set back, as in the paper."""
+    """Train the hare, test the tortoise. The optimiser's state is kept when the hare is reset, as in the paper."""
 
-    decay: float = 0.999  # d: how much of the tortoise stays in each step
+    decay: float = 0.999  # d: the share of the tortoise that is kept in each step
     period: int = 2000  # steps from one reset of the hare to the next
     tree_may_change: ClassVar[bool] = True
     needs_first: ClassVar[bool] = False
@@ -89,7 +90,7 @@ class HareAndTortoise(Method):
 
     @torch.no_grad()
     def tortoise(self, learner: Learner) -> nn.Module:
-        """The slow network as a module of its own; it does not move on with later steps."""
+        """A copy of the slow network; later steps do not change it."""
         self._places.of(learner)
         module = copy.deepcopy(original(learner.model))
         for name, (holder, key) in _places(module).items():
@@ -98,7 +99,7 @@ class HareAndTortoise(Method):
 
     def _find(self, learner: Learner) -> dict[str, tuple[dict[str, Tensor], str]]:
         places = _places(original(learner.model))
-        if self.state:  # another method has changed the module tree: what is new starts where the hare is
+        if self.state:  # another method has changed the modules: new tensors start with the hare's values
             for name in places.keys() - self.state["tortoise"].keys():
                 holder, key = places[name]
                 self.state["tortoise"][name] = _copy(holder[key])
@@ -109,15 +110,15 @@ class HareAndTortoise(Method):
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """In float32 at least: a thousandth of the way is lost in half precision, and the tortoise would stand still."""
+    """A copy in float32 or better: in half precision, rounding would keep the tortoise from moving at all."""
     dtype = work_dtype(tensor.dtype) if tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(dtype, copy=True)
 
 
 def _places(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:
-    """Where a model holds its parameters and the buffers that a checkpoint carries, by name, each tensor once.
+    """The dict and key of each parameter and each buffer that a checkpoint contains, by name, each tensor once.
 
-    The place and not the tensor, because some layers put a new tensor in the place of a buffer.
+    These are places rather than tensors, because some layers replace a buffer by a new tensor.
     """
     saved, seen = model.state_dict().keys(), set()
     places: dict[str, tuple[dict[str, Tensor], str]] = {}

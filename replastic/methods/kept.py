@@ -1,4 +1,4 @@
-"""What a method keeps from step to step: things worked out from weights (`Kept`), and books of units (`units_in_books`)."""
+"""What a method keeps from step to step: values computed from weights (`Kept`), and records of units (`units_in_books`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """Made from a learner's parameters and first weights, and made anew when the learner has others.
+    """A value computed from a learner's parameters and initial weights, and computed again when these are replaced.
 
-    It has others when a run is resumed, which brings the first weights of the run that was stopped, and when a method
-    changes the module tree. What can be made anew is no part of a checkpoint.
+    They are replaced when a run is resumed, which restores the initial weights of the stopped run, and when a method changes
+    the model's modules. The value is not part of checkpoints, because it can be computed again.
     """
 
     def __init__(self, make: Callable[[Learner], T]) -> None:
@@ -35,20 +35,21 @@ class Kept(Generic[T]):
 def units_in_books(
     method: Method, learner: Learner, opened: Callable[[Sequence[UnitGroup]], dict[str, Any]]
 ) -> Sequence[UnitGroup]:
-    """The groups of units that the learner's tap shows, of which the method's state now has books.
+    """The groups of units that train now. Afterwards the method's state has a record of each, with new ones from `opened`.
 
-    Books of layers that are frozen are kept by name under "frozen": an unfrozen layer continues with the books it had.
+    Records of frozen layers are kept by name under "frozen": a layer that is unfrozen continues with its old record.
 
-    opened: new books of some groups: tensors with the units of all groups on the first axis, lists with an entry a group.
+    opened: makes new records of groups: tensors with the units of all groups on the first axis, lists with
+        an entry per group.
     """
     groups, state = list(learner.tap().groups.values()), method.state
     units, before = {group.name: group.size for group in groups}, state.get("units", {})
     if not groups or list(units.items()) == list(before.items()):
         return groups
-    if "sizes" in state:  # a checkpoint from before books had names
+    if "sizes" in state:  # an old checkpoint, whose records have no names
         if state["sizes"] != list(units.values()):
             raise RuntimeError(
-                f"{type(method).__name__} has books of layers of {state['sizes']} units, and this model's layers have "
+                f"{type(method).__name__}'s state is of layers with {state['sizes']} units, but this model's layers have "
                 f"{list(units.values())}: freeze the layers that were frozen when the checkpoint was saved, or "
                 "make a new Learner"
             )
@@ -65,7 +66,7 @@ def units_in_books(
 
 
 def _by_group(books: Mapping[str, Any], units: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """The books of each group; tensors are copies, as a part would be saved with the whole."""
+    """The record of each group. Tensors are copied, because saving a view saves the whole tensor."""
     parts = {
         key: [part.clone() for part in book.split(list(units.values()))] if isinstance(book, Tensor) else book
         for key, book in books.items()

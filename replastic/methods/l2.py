@@ -2,15 +2,15 @@
 
     loss + (λ/2) Σ‖θ‖²
 
-so that weights cannot grow without end, and with them the curvature of the loss. The penalty is part of the gradient, which
-Adam then rescales; decay that it does not rescale is AdamW's.
+This bounds the growth of weights, and with it the curvature of the loss. The penalty is part of the gradient, which Adam
+rescales; for decay that is not rescaled, use AdamW.
 
 Krogh & Hertz: A Simple Weight Decay Can Improve Generalization, NeurIPS 1991. A baseline in Soft Weight Rescaling, and the
 first half of L2-ER.
 
 Departures:
-    - The papers of FIRE and L2-ER print λ‖·‖², but their code takes the gradient of (λ/2)‖·‖², with which their values of λ
-      were found. So does this.
+    - The papers of FIRE and L2-ER print λ‖·‖², but their code, with which their values of λ were found, takes the gradient
+      of (λ/2)‖·‖². This code does the same.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def squared_distance(parameters: Iterable[Tensor], targets: Iterable[Tensor] | N
     held = list(parameters)
     wanted = [target.detach() for target in targets] if targets is not None else None
     if wanted is not None and len(wanted) != len(held):
-        raise ValueError(f"{len(held)} parameters and {len(wanted)} targets: give one target for each")
+        raise ValueError(f"{len(held)} parameters and {len(wanted)} targets: pass one target for each parameter")
     if not held:
-        raise ValueError("no parameters: give those that are to be pulled")
+        raise ValueError("parameters is empty: pass at least one")
     value = _SquaredDistance.apply(strength, wanted, *held)
     assert isinstance(value, Tensor)
     return value
 
 
 class _SquaredDistance(torch.autograd.Function):
-    """As many kernels for all parameters as autograd would use for one."""
+    """The penalty with its gradient in closed form: as many kernels for all parameters as autograd would use for one."""
 
     @staticmethod
     def forward(ctx: Any, strength: float, targets: Sequence[Tensor] | None, *parameters: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class _SquaredDistance(torch.autograd.Function):
 
 
 def no_penalty(learner: Learner) -> Tensor:
-    """The penalty of strength 0: added to a loss it changes no bit of its gradient."""
+    """The penalty of strength 0. It does not change a bit of the loss's gradient."""
     return torch.zeros((), device=learner.device)
 
 

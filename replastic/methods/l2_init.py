@@ -2,15 +2,16 @@
 
     loss + (λ/2) Σ‖θ - θ₀‖²
 
-At the start networks learn well, so that is where unused weights are sent back to: zero, where plain L2 sends them, has no
-gradients. Weights that the task needs stay, held by its loss.
+Networks learn well from their initial weights, so weights that the task does not use are pulled back to these. L2 pulls them
+to zero, where they have no gradient. Weights that the task needs are held in place by its loss.
 
 Kumar, Marklund & Van Roy: Maintaining Plasticity in Continual Learning via Regenerative Regularization, CoLLAs 2024.
 
 Departures from released code, each for a reason:
-    - FIRE's paper prints λ‖·‖², but its code has λ/2, with which its values of λ were found. So does this.
-    - All tensors count. In the released Hare & Tortoise the loop over them overwrites its sum, so that only the last does.
-    - The norm is squared, as printed; Plasticine does not square it.
+    - FIRE's paper prints λ‖·‖², but its code, with which its values of λ were found, has λ/2. This code has λ/2, too.
+    - The sum is over all tensors. In the released code of Hare & Tortoise the loop over tensors overwrites its sum, so that
+      only the last one counts.
+    - The norm is squared, as printed. Plasticine does not square it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .l2 import no_penalty, squared_distance
 
 @dataclass
 class L2Init(Method):
-    """(λ/2)‖θ - θ₀‖² over all trainable parameters, each tensor once; θ₀ are the run's first weights."""
+    """(λ/2)‖θ - θ₀‖² over all trainable parameters, each tensor once; θ₀ are the run's initial weights."""
 
     strength: float = 1e-3  # λ; 1e-3 to 1e-5 in FIRE
     capturable: ClassVar[bool] = True
@@ -47,5 +48,5 @@ class L2Init(Method):
 
 
 def first_values(learner: Learner) -> list[Tensor]:
-    """The run's first value of each trainable parameter, in their order."""
+    """The run's initial value of each trainable parameter, in order."""
     return [learner.first(name) for name in learner.parameters]

@@ -1,19 +1,20 @@
-"""Muon: momentum whose update is orthogonalised, for the matrices of hidden layers; AdamW for the rest.
+"""Muon: momentum with an orthogonalised update for the matrices of hidden layers, and AdamW for the rest.
 
     M <- μ M + (1 - μ) G;    W <- W - η sqrt(max(1, out/in)) · NS5((1 - μ) G + μ M)
 
 NS5 is five steps of X <- aX + b XXᵀX + c (XXᵀ)²X from M/‖M‖, with (a, b, c) = (3.4445, -4.775, 2.0315), which bring all
-singular values near one. A convolution is seen as one matrix, out x (in · kernel).
+singular values near one. A convolution is one matrix, out x (in · kernel).
 
 Jordan et al.: Muon: An optimizer for hidden layers in neural networks, 2024; as a baseline in FIRE (appendix D): rate 1e-2
 for Muon, 1e-3 and betas (0.9, 0.95) for AdamW, no weight decay.
 
 Departures, each for a reason:
-    - torch.optim.Muon refuses convolutions; for matrices this does what it does, in float32 on the CPU.
-    - The factor of a convolution is that of its matrix; in Jordan's code it is that of the kernel's height and width, which
-      is 1 for square ones. So 1x1 convolutions with more channels out than in have larger steps here.
-    - As the FIRE paper says, the input and output layers have AdamW. Its code gives Muon the stem of ResNets, and patch,
-      position and class embeddings of ViTs.
+    - Convolutions are allowed, which torch.optim.Muon refuses. For matrices the update is that of torch.optim.Muon, but in
+      float32 on the CPU.
+    - A convolution's factor sqrt(max(1, out/in)) is that of its matrix. Jordan's code uses the kernel's height and width,
+      which makes it 1 for square kernels. So 1x1 convolutions with more output than input channels take larger steps here.
+    - AdamW trains the input and output layers, as the FIRE paper says. Its code trains the stem of ResNets, and the patch,
+      position and class embeddings of ViTs, with Muon.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _EPSILON = 1e-7  # keeps a gradient of zeros from being divided by its norm
 
 
 def orthogonalised(matrix: Tensor, steps: int = _NEWTON_SCHULZ_STEPS) -> Tensor:
-    """The update's directions with all singular values near one (0.7 to 1.2): Muon's Newton-Schulz iteration.
+    """The matrix with all its singular values brought near one (0.7 to 1.2) by Muon's Newton-Schulz iteration.
 
-    matrix: one, or a stack (..., out, in) of them. As in torch's own, it comes out as zero if its norm is beyond float32
-        (entries above 1e19 or so), and is weakened if it is below 1e-5.
+    matrix: one matrix, or a stack (..., out, in). As in torch.optim.Muon, the result is zero if the norm overflows float32
+        (entries above about 1e19), and too small if the norm is below 1e-5.
     """
     a, b, c = COEFFICIENTS["muon"]
-    if matrix.dtype == torch.float64:  # beyond float32 it would be infinite, and NaN in the end
+    if matrix.dtype == torch.float64:  # entries beyond float32 would become infinite, and then NaN
         matrix = matrix.clamp(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max)
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
     tall = x.shape[-2] > x.shape[-1]
@@ -60,8 +61,8 @@ def orthogonalised(matrix: Tensor, steps: int = _NEWTON_SCHULZ_STEPS) -> Tensor:
 
 
 class Muon(Optimizer):
-    """The optimiser, for weights of two or more axes. A learning rate that is a tensor on their device, with
-    capturable=True, lets its step be part of a CUDA graph."""
+    """The optimiser, for weights with two or more axes. With capturable=True and a learning rate that is a tensor on the
+    weights' device, its step can be part of a CUDA graph."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            alike: dict[tuple[object, ...], list[Tensor]] = {}  # layers of one shape go through the iteration together
+            alike: dict[tuple[object, ...], list[Tensor]] = {}  # weights of equal shape are orthogonalised together
             for param in group["params"]:
                 if param.grad is not None:
                     alike.setdefault((param.shape, param.dtype, param.device), []).append(param)
@@ -130,11 +131,11 @@ def muon(
 ) -> Together:
     """Muon for the matrices of hidden layers and AdamW for everything else, as one optimiser.
 
-    Hidden: linear and convolutional weights except the first (unless an embedding stands before it) and the last.
+    Hidden: linear and convolutional weights except the first (unless an embedding comes before it) and the last.
 
-    adam_only: names of further parameters that AdamW is to have.
-    only: the parameters that are to be trained; None: all that can be.
-    capturable: learning rates are tensors on the device, and a step can be part of a CUDA graph.
+    adam_only: names of further parameters that AdamW trains.
+    only: the parameters to train; None: all that require gradients.
+    capturable: make learning rates tensors on the device, so that a step can be part of a CUDA graph.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> [len(group["params"]) for group in muon(model).param_groups]
@@ -150,7 +151,7 @@ def muon(
     }
     unknown = [name for name in adam_only if name not in named]
     if unknown:
-        raise ValueError(f"adam_only: {unknown[0]!r} is no trainable parameter of this model")
+        raise ValueError(f"adam_only: {unknown[0]!r} is not a trainable parameter of this model")
     hidden = [name for name in hidden_matrices(model) if name in named and name not in adam_only]
     if not hidden:
         raise ValueError("this model has no hidden matrix for Muon: with two layers or fewer, use AdamW")
@@ -167,7 +168,7 @@ def muon(
 
 def hidden_matrices(model: nn.Module) -> list[str]:
     """Names of the linear and convolutional weights between the model's first and last."""
-    # Frozen or not: the layer behind a frozen first one is none the less hidden.
+    # Frozen weights count: the layer after a frozen first layer is a hidden one.
     chosen = select(model, "everything", frozen=True).chosen
     names = list(dict.fromkeys(w.name.partition(":")[0] for w in chosen if w.kind in ("linear", "convolution")))
     kinds = {weight.kind for weight in take_inventory(model, frozen=True).weights}
@@ -176,9 +177,10 @@ def hidden_matrices(model: nn.Module) -> list[str]:
 
 @dataclass
 class UseMuon(Method):
-    """Train with Muon and AdamW from the method's first task on, in place of the optimiser the learner had.
+    """Train with Muon and AdamW, from the method's first task on, instead of the learner's optimiser.
 
-    Its learning rates, decay and schedulers do not carry over; a loop of one's own calls `learner.optimizer.step()`.
+    Learning rates, weight decay and schedulers of that optimiser do not carry over. A loop of your own must call
+    `learner.optimizer.step()`.
     """
 
     lr: float = 1e-2  # of Muon
@@ -202,6 +204,6 @@ class UseMuon(Method):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             only=[param for group in replaced for param in group["params"]],
-            # As the one it replaces, whose rate may have been read onto the CPU with a checkpoint.
+            # As in the optimiser that it replaces, whose rate may be on the CPU after a checkpoint was loaded.
             capturable=learner.device.type == "cuda" and all(isinstance(group["lr"], Tensor) for group in replaced),
         )

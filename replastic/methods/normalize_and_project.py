@@ -1,19 +1,19 @@
-"""Normalize-and-Project: in a network with norms, put every weight back to the length it started with, after every step.
+"""Normalize-and-Project: in a network with norms, rescale every weight to its initial norm after every step.
 
     W <- W·‖W₀‖/‖W‖
 
-What a layer in front of a norm computes does not depend on its weights' length, but how far a step turns them does: as they
-grow, the learning rate in effect falls. At a fixed length it is what the schedule says.
+The output of a norm does not depend on the length of the weights before it, but how far a step turns these weights does: as
+weights grow, the effective learning rate falls. At a fixed length it is that of the schedule.
 
 Lyle, Zheng, Khetarpal, Martens, van Hasselt, Pascanu & Dabney: Normalization and Effective Learning Rates in Reinforcement
 Learning, NeurIPS 2024.
 
 Departures, each for a reason:
-    - The norms are the model's own: a model without any is an error, where the paper inserts them before each nonlinearity.
-      That is a choice of architecture, to be made where the model is built.
-    - Biases and the gains and shifts of norms train freely. The paper also offers to pull these to their first values; that
-      is a method to be listed beside this one, such as L2Init.
-    - A weight that started at zero is left alone: it could never learn.
+    - The model must have norms; a model without them is an error. The paper inserts a norm before each nonlinearity, which
+      is a choice of architecture that belongs where the model is built.
+    - Biases and the gains and shifts of norms train freely. The paper can also pull these to their initial values; to have
+      that, list another method, such as L2Init.
+    - A weight that started at zero is skipped, because it could never learn.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ View = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def project_norms_(weights: Iterable[Tensor], norms: Tensor) -> None:
-    """Scale each weight, in place, to its Frobenius norm in `norms`. A zero weight has no direction, and stays; so does one
-    whose squared norm or whose factor overflows or vanishes in its dtype.
+    """Scale each weight, in place, to its Frobenius norm in `norms`. A weight is left unchanged if it is zero and so has no
+    direction, or if its squared norm or its factor overflows or vanishes in its dtype.
 
     >>> weight = torch.tensor([[3.0, 4.0]])
     >>> project_norms_([weight], torch.tensor([1.0])); weight
@@ -45,7 +45,7 @@ def project_norms_(weights: Iterable[Tensor], norms: Tensor) -> None:
     """
     held = list(weights)
     if len(held) != len(norms):
-        raise ValueError(f"{len(held)} weights and {len(norms)} norms: give one norm for each weight")
+        raise ValueError(f"{len(held)} weights and {len(norms)} norms: pass one norm for each weight")
     if not held:
         return
     factors = norms / many.norms(held)
@@ -55,7 +55,7 @@ def project_norms_(weights: Iterable[Tensor], norms: Tensor) -> None:
 
 @dataclass
 class NormalizeAndProject(Method):
-    """Give the weights in `where` their first norms back after every step."""
+    """Rescale the weights in `where` to their initial norms after every step."""
 
     where: Where = "everything"
     capturable: ClassVar[bool] = True
@@ -67,8 +67,8 @@ class NormalizeAndProject(Method):
     def start(self, learner: Learner) -> None:
         if not any(_is_norm(module) for module in original(learner.model).modules()):
             raise ValueError(
-                "NormalizeAndProject needs a model with normalisation layers, and this one has none: a weight's length is "
-                "then part of what it computes. Put one before each nonlinearity, as in nn.LayerNorm(width)"
+                "NormalizeAndProject needs a model with normalisation layers, and this one has none, so rescaling weights "
+                "would change its outputs. Put one before each nonlinearity, as in nn.LayerNorm(width)"
             )
         self._weights.of(learner)
 
@@ -79,7 +79,7 @@ class NormalizeAndProject(Method):
     def _find(self, learner: Learner) -> tuple[list[tuple[nn.Parameter, View]], Tensor]:
         weights, first = [], []
         for weight in select(original(learner.model), self.where).chosen:
-            # The taps of a convolution and the gates of a recurrent layer have one length together.
+            # The taps of a convolution, and the gates of a recurrent layer, are rescaled together.
             view = weight.layout.view if weight.layout.part else _whole
             weights.append((weight.parameter, view))
             first.append(view(learner.first(weight.name.partition(":")[0])))
@@ -93,7 +93,8 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """By the names of its classes: every library has a norm of its own. A parametrisation such as weight_norm is none."""
+    """Whether a class of the module is named like a norm: every library has its own. Parametrisations such as weight_norm
+    do not count."""
     if isinstance(module, nn.LocalResponseNorm) or type(module).__module__.startswith("torch.nn.utils"):
         return False
     return any("Norm" in parent.__name__ for parent in type(module).__mro__)

@@ -1,20 +1,20 @@
-"""Parseval regularisation: keep the rows of every weight matrix orthogonal and of one length.
+"""Parseval regularisation: keep the rows of every weight matrix orthogonal and of equal length.
 
     loss + λ Σ‖WWᵀ - sI‖²,    with the gradient 4λ(WWᵀ - sI)W
 
-A convolution is out x (in·kh·kw). Where a matrix has more rows than columns its rows cannot be orthogonal: the penalty is
-then ‖WᵀW - sI‖², which has the same gradient, plus the part s²(out - in) that no weights take away.
+A convolution is one matrix, out x (in·kh·kw). The rows of a matrix with more rows than columns cannot be orthogonal. Its
+penalty is computed as ‖WᵀW - sI‖², which has the same gradient, plus the constant s²(out - in).
 
 Chung, Cherif, Meger & Precup: Parseval Regularization for Continual Reinforcement Learning, NeurIPS 2024; a baseline in
-FIRE. After Cisse et al.: Parseval Networks, ICML 2017.
+FIRE. It is based on Cisse et al.: Parseval Networks, ICML 2017.
 
 Departures, each for a reason:
-    - All weights are regularised, as in FIRE's experiments. Chung et al. take the hidden layers, never the output: that is
-      where=... here.
-    - FIRE's code adds (γ² - 1)² for the gains of norms, which its paper does not name: that is
-      where=["everything", "norms"] here, because a gain is a 1 x 1 matrix.
-    - λ is not scaled by (64/width)², and s is 1, as in FIRE; Chung et al. set it to 2, the square of their initial gain.
-    - The parts of a fused projection and the groups of a convolution are maps of their own.
+    - All weights are regularised, as in FIRE's experiments. Chung et al. regularise hidden layers and never the output
+      layer; select these with where=...
+    - FIRE's code adds (γ² - 1)² for the gains of norms, which its paper does not mention. To have it, pass
+      where=["everything", "norms"]: a gain is a 1 x 1 matrix.
+    - λ is not scaled by (64/width)², and s is 1, as in FIRE. Chung et al. set s to 2, the square of their initial gain.
+    - The parts of a fused projection and the groups of a convolution are separate matrices.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def parseval_penalty(matrices: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def _penalty(parameters: Sequence[Tensor], unfolded: Sequence[Unfolded], scale: float, strength: float) -> Tensor:
-    with torch.autocast(parameters[0].device.type, enabled=False):  # a penalty in bfloat16 would be of other weights
+    with torch.autocast(parameters[0].device.type, enabled=False):  # bfloat16 would round the weights
         value = _Parseval.apply(scale, strength, unfolded, *parameters)
     assert isinstance(value, Tensor)
     return value
 
 
 class _Parseval(torch.autograd.Function):
-    """The gradient in closed form is one product more than the value; autograd's would be two."""
+    """The penalty with its gradient in closed form, which takes one matrix product; autograd would need two."""
 
     @staticmethod
     def forward(ctx: Any, scale: float, strength: float, unfolded: Sequence[Unfolded], *parameters: Tensor) -> Tensor:

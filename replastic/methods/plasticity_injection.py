@@ -1,21 +1,21 @@
-"""Plasticity Injection: a new head that starts without changing a single output.
+"""Plasticity Injection: add a new head, at first without changing any output.
 
     f(x) = old(z) + [new(z) - copy(z)],    z = encoder(x)
 
-`old` and `copy` are frozen, `new` learns; `copy` is `new` as it was at first, so that the bracket is exactly zero then.
+`old` and `copy` are frozen and `new` learns. `copy` is a copy of `new` at its start, so the bracket is exactly zero then.
 
 Nikishin, Oh, Ostrovski, Lyle, Pascanu, Dabney & Barreto: Deep Reinforcement Learning with Plasticity Injection, NeurIPS
 2023; as a baseline in FIRE (appendix D), where the encoder stays trainable.
 
 Departures from released code, each for a reason:
-    - The optimiser holds the new head in the place of the old one, which is frozen. In Plasticine neither is so, and nothing
-      happens.
-    - The new head is a fresh draw; FIRE's DQN takes the stored first head: to="initial".
-    - The bracket is computed first, so that outputs are the same bit for bit (where the head draws no random numbers:
-      dropout in it is drawn three times).
+    - The old head is frozen, and the optimiser holds the new one in its place. Plasticine does neither, so it changes
+      nothing.
+    - The new head is a fresh draw. FIRE's DQN takes the stored initial head: to="initial".
+    - The bracket is computed first, so that outputs are bit-identical, unless the head draws random numbers: dropout in it
+      is drawn three times.
 
-After a boundary the module tree is another: make a target network anew with copy.deepcopy(model), and lists of parameters
-that were kept, for clipping say, too; and DistributedDataParallel, which knows only the parameters that it was made with.
+A boundary changes the model's modules. Afterwards create target networks again with copy.deepcopy(model), and also lists of
+parameters that were kept, for example for clipping, and DistributedDataParallel, which only knows the old parameters.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..weights.sharded import check_unsharded
 
 
 class Injected(nn.Module):
-    """A head that was injected: its old self, frozen, and a new one that learns the difference."""
+    """An injected head: the old head, frozen, plus a new one that learns the difference."""
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,8 @@ class Injected(nn.Module):
 
 
 def _frozen(head: nn.Module) -> nn.Module:
-    """As it is, statistics of norms included. In training these still go by the batch, as those of the new head do."""
+    """Freeze a head, including the running statistics of its norms. In training its norms still use the batch's statistics,
+    as those of the new head do."""
     for module in head.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             module.momentum = 0.0
@@ -61,17 +62,17 @@ def _frozen(head: nn.Module) -> nn.Module:
 
 
 def _part_that_learns(head: nn.Module) -> nn.Module:
-    """The head itself, or the new one of a head that was injected."""
+    """The head itself, or the new one in an injected head."""
     return head.new if isinstance(head, Injected) else head
 
 
 def default_head(model: nn.Module) -> str:
-    """The direct child that makes the model's output: the last that has parameters, where that cannot be traced."""
+    """The direct child that computes the model's output; if that cannot be traced, the last child with parameters."""
     heads = list(dict.fromkeys(name.partition(".")[0] for name in output_layers(model)))
     if len(heads) > 1:
         raise ValueError(
-            f"the model has several heads, {' and '.join(heads)}: say which, as in PlasticityInjection(head={heads[0]!r}), "
-            "one for each"
+            f"the model has several heads, {' and '.join(heads)}: name one, as in PlasticityInjection(head={heads[0]!r}), "
+            "and use one method for each"
         )
     if heads and heads[0]:
         return heads[0]
@@ -83,7 +84,7 @@ def default_head(model: nn.Module) -> str:
 
 @torch.no_grad()
 def inject_(model: nn.Module, head: str, new: nn.Module) -> Injected:
-    """Put `Injected(old head, new)` in the place of the module called `head`. What of `new` is frozen stays so."""
+    """Replace the module called `head` by `Injected(old head, new)`. Frozen parameters of `new` stay frozen."""
     check_unsharded(model, for_good=True)
     parent, _, name = head.rpartition(".")
     holder = model.get_submodule(parent)
@@ -94,11 +95,11 @@ def inject_(model: nn.Module, head: str, new: nn.Module) -> Injected:
 
 @dataclass
 class PlasticityInjection(Method):
-    """Inject a new head at every boundary; the head before it, injected or not, is frozen."""
+    """Inject a new head at every boundary; the previous head, injected or not, is frozen."""
 
-    head: str | None = None  # name of a module, all that follows the encoder; None: the direct child that makes the output
+    head: str | None = None  # the module that follows the encoder; None: the direct child that computes the output
     to: Literal["fresh", "initial"] = "fresh"  # what the new head starts from
-    times: int | None = 1  # at most so many injections in a run; None: at every boundary
+    times: int | None = 1  # the largest number of injections in a run; None: one at every boundary
     tree_may_change: ClassVar[bool] = True  # by another injection, of another head
     one_process: ClassVar[bool] = True
 
@@ -106,7 +107,7 @@ class PlasticityInjection(Method):
         super().__post_init__()
         self.require("to", self.to in ("fresh", "initial"), '"fresh" or "initial"')
         whole = self.times is None or (isinstance(self.times, Integral) and self.times is not True and self.times >= 1)
-        self.require("times", whole, "a whole number, 1 or more, or None for every boundary")
+        self.require("times", whole, "an integer, 1 or more, or None for every boundary")
 
     def start(self, learner: Learner) -> None:
         model = original(learner.model)
@@ -116,9 +117,7 @@ class PlasticityInjection(Method):
             names = ", ".join(name for name, _ in model.named_children())
             raise ValueError(f"PlasticityInjection(head={self.head!r}): the model has no such module; it has {names}")
         if isinstance(model.get_submodule(self._head), nn.ModuleList | nn.ModuleDict):
-            raise ValueError(
-                f"PlasticityInjection(head={self._head!r}): that is a list of modules, name the one in it that is meant"
-            )
+            raise ValueError(f"PlasticityInjection(head={self._head!r}): that is a list of modules: name one of its modules")
         self._check_others([method for method in learner.methods if method is not self])
         inside = {id(parameter) for parameter in model.get_submodule(self._head).parameters()}
         for name, module in model.named_modules():
@@ -129,15 +128,13 @@ class PlasticityInjection(Method):
                 )
         head = model.get_submodule(self._head)
         if next(head.parameters(), None) is None:
-            raise ValueError(
-                f"PlasticityInjection(head={self._head!r}): that module has no parameters, and nothing to learn"
-            )
+            raise ValueError(f"PlasticityInjection(head={self._head!r}): that module has no parameters, so it cannot learn")
         self._first = f"{self._head}.new." if isinstance(head, Injected) else f"{self._head}."
         self._shape = copy.deepcopy(_part_that_learns(head))
         self.state["injections"] = 0
 
     def _check_others(self, others: Sequence[Method]) -> None:
-        """Raise for methods beside which it cannot be."""
+        """Raise for methods that it cannot be combined with."""
         for other in (other for other in others if isinstance(other, PlasticityInjection)):
             theirs = getattr(other, "_head", other.head)  # known before it starts only if it is named
             outer, inner = sorted((self._head, theirs or ""), key=len)
@@ -153,8 +150,8 @@ class PlasticityInjection(Method):
         if self.times is None or self.state["injections"] < self.times:
             if not any(parameter.requires_grad for parameter in self._learning(learner).values()):
                 raise ValueError(
-                    f"the head {self._head!r} is frozen, and so would be the one to be injected: call requires_grad_(True) "
-                    "on it before the boundary, or leave PlasticityInjection out"
+                    f"the head {self._head!r} is frozen, and the injected one would be, too: call requires_grad_(True) on "
+                    "it before the boundary, or leave PlasticityInjection out"
                 )
             self._inject(learner, self._new_head(learner))
             self.state["injections"] += 1
@@ -177,7 +174,7 @@ class PlasticityInjection(Method):
         return new
 
     def _learning(self, learner: Learner) -> dict[str, nn.Parameter]:
-        """Parameters of the head, or of the new part of one that was injected before."""
+        """Parameters of the head, or of the new head in an injected one."""
         return dict(_part_that_learns(original(learner.model).get_submodule(self._head)).named_parameters())
 
     def _inject(self, learner: Learner, new: nn.Module) -> None:
@@ -186,8 +183,8 @@ class PlasticityInjection(Method):
         unknown = [name for name, parameter in learning.items() if parameter.requires_grad and name not in held]
         if unknown:
             raise ValueError(
-                f"the optimiser does not hold {unknown[0]!r} of {self._head!r}, the head to be injected: make it of "
-                "model.parameters(), or freeze what it is not to train"
+                f"the optimiser does not hold {unknown[0]!r} of the head {self._head!r}: create it with "
+                "model.parameters(), or freeze the parameters that it does not train"
             )
         for name, parameter in new.named_parameters():
             parameter.requires_grad_(learning[name].requires_grad)

@@ -2,17 +2,17 @@
 
     s_i = mean|h_i| / (1/H Σ_k mean|h_k|);    unit i is dormant if s_i <= τ
 
-over a batch, in each layer of H units. Every so many steps dormant units get fresh incoming weights and zero outgoing ones.
+over a batch, in each layer of H units. Every `period` steps dormant units get fresh incoming and zero outgoing weights.
 
 Sokar, Agarwal, Castro & Evci: The Dormant Neuron Phenomenon in Deep Reinforcement Learning, ICML 2023.
 
 Departures from released code, each for a reason:
-    - Outgoing weights become zero and the optimiser's moments of the recycled entries are cleared. FIRE's port and that of
-      Hare & Tortoise write into indexed copies, which changes nothing.
-    - Scores come from the last training batch, in training mode; in FIRE's port from the test set, which ran before.
-    - Activations are those that the next layer reads, behind norm and activation function.
-    - The last hidden layer takes part; FIRE's port drops it twice.
-    - The step count of Adam stays: entries of one tensor share it. timoklein/redo sets it back for the whole tensor.
+    - Outgoing weights are set to zero and the optimiser's moments of the recycled entries are cleared. The ports of FIRE and
+      of Hare & Tortoise write into indexed copies, which changes nothing.
+    - Scores are computed on the last training batch, in training mode. FIRE's port computes them on the test set.
+    - Activations are read after the norm and the activation function, as the next layer reads them.
+    - The last hidden layer is included. FIRE's port drops it twice.
+    - Adam's step count is kept, because all entries of a tensor share it. timoklein/redo resets it for the whole tensor.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def redo_(
     generator: torch.Generator | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
 ) -> dict[str, Tensor]:
-    """Recycle the units that were dormant in the pass that `tap` saw, in place; returns which, by group.
+    """Recycle the units that were dormant in the forward pass that `tap` recorded, in place; return them by group.
 
-    template: a newly initialised model of the same build, whose weights give the law of the new ones.
+    template: a newly initialised model with the same modules. New weights are drawn from those of its layers.
     """
     check_unsharded(model)
     return _recycle(model, tap, template, threshold, generator, optimizer)

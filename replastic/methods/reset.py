@@ -1,19 +1,19 @@
-"""Reset: give weights a new first value and forget what was learnt in them.
+"""Reset: re-initialise weights, so that what they have learnt is forgotten.
 
-    θ <- θ₀    (the run's first values)    or    θ <- a fresh draw
+    θ <- θ₀    (the run's initial values)    or    θ <- a fresh draw
 
-of the whole network (`FullReset`) or of some layers (`LayerReset`), or of their biases alone, which is of no paper: FIRE
-leaves biases as they are. The rule that is named after the head is that of the Soft Weight Rescaling paper: all fully
-connected layers, and in a network that has no others (an MLP) the last of them. That paper has no transformers; the body of
-one is linear layers, with or without a convolution that cuts patches, so here its head is the last of them too.
+`FullReset` does this to the whole network, `LayerReset` to some layers, or only to their biases. Resetting biases is our
+own: FIRE leaves biases unchanged. where="head" follows the Soft Weight Rescaling paper: it means all fully connected layers,
+or the last one if the network has no other layers (an MLP). That paper has no transformers. Their body consists of linear
+layers, with or without a convolution that cuts patches, so here their head is also the last linear layer.
 
 Nikishin, Schwarzer, D'Oro, Bacon & Courville: The Primacy Bias in Deep Reinforcement Learning, ICML 2022; as baselines in
 FIRE (appendix D, "full reset") and in Soft Weight Rescaling (appendix D.2, "head reset").
 
 Departures from released code, each for a reason:
-    - The new values are written into the parameters. Plasticine puts new modules in their place, which its optimiser does
-      not hold, so that nothing it resets ever trains again.
-    - What the optimiser remembers of the reset parameters is forgotten with them.
+    - The new values are written into the parameters. Plasticine replaces the modules by new ones, which its optimiser does
+      not hold, so what it resets never trains again.
+    - The optimiser's state of the reset parameters is cleared.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ def reset_(
 ) -> list[str]:
     """Copy `source`'s values into `model`, in place, and return the names of what was written.
 
-    source: a newly initialised model of the same build, or a state dict of it.
-    where: "all" for every parameter and buffer but those of frozen layers, else the layers whose weights `weights.select`
-        finds, biases included.
-    only: "biases" for those of these layers alone, as far as they train; shifts of norms are none, with "all" neither.
-    optimizer: forget its state of the written parameters.
+    source: a newly initialised model with the same modules, or its state dict.
+    where: "all" for every parameter and buffer except those of frozen layers; otherwise the layers whose weights
+        `weights.select` finds, including their biases.
+    only: "biases" to write only the trainable biases of these layers. The shift of a norm does not count as a bias.
+    optimizer: clear its state of the parameters that are written.
 
     >>> model, other = nn.Linear(3, 2), nn.Linear(3, 2)
     >>> reset_(model, other), torch.equal(model.weight, other.weight)
     (['weight', 'bias'], True)
     """
     if not isinstance(source, nn.Module | Mapping):
-        raise TypeError(f"source is a {type(source).__name__}: give a model built in the same way, or its state_dict()")
+        raise TypeError(f"source is a {type(source).__name__}: pass a model with the same modules, or its state_dict()")
     if only not in (None, "biases"):
-        raise ValueError(f'only={only!r}: give "biases", or leave it out')
+        raise ValueError(f'only={only!r}: pass "biases", or leave it out')
     check_unsharded(model, for_good=True)  # FSDP1's state_dict() holds copies, also where weights are whole
     given = named_tensors(source) if isinstance(source, nn.Module) else {plain(key): source[key] for key in source}
     written = named_tensors(model)
@@ -77,7 +77,7 @@ def reset_(
         written = {name: written[name] for name in layer_tensors(model, where)}
     wrong = [name for name, tensor in written.items() if name not in given or given[name].shape != tensor.shape]
     if wrong:
-        raise ValueError(f"the source has no {wrong[0]!r} of the model's shape: give a model built in the same way")
+        raise ValueError(f"the source has no {wrong[0]!r} of the model's shape: pass a model with the same modules")
     check_not_shared(written, given, "the source")
     optimizers = [] if optimizer is None else [as_one(optimizer)]
     held = [(state, tensor) for state in optimizers for tensor in written.values() if holds(state, tensor)]
@@ -91,7 +91,7 @@ def reset_(
 
 
 def frozen_tensors(model: nn.Module) -> set[str]:
-    """Names of frozen parameters, and of the buffers of layers that have no others."""
+    """Names of frozen parameters, and of the buffers of layers whose parameters are all frozen."""
     names: set[str] = set()
     for prefix, module in original(model).named_modules():
         own = [(key, p.requires_grad) for key, p in module._parameters.items() if p is not None]
@@ -111,18 +111,18 @@ def layer_tensors(model: nn.Module, where: Where) -> list[str]:
     parts = [name for name, size in sizes.items() if size < tensors[name].numel()]
     if parts:
         raise ValueError(
-            f"where={where!r} selects only a part of {parts[0]!r}, and a layer is taken whole here: "
-            f"write {parts[0].rpartition('.')[0]!r} for all of it"
+            f"where={where!r} selects only a part of {parts[0]!r}, but a layer is reset as a whole: "
+            f"pass {parts[0].rpartition('.')[0]!r} for all of it"
         )
     layers = {name.rpartition(".")[0] for name in sizes}
     return [name for name in tensors if name.rpartition(".")[0] in layers]
 
 
 def biases(model: nn.Module, where: Where | Literal["all"]) -> list[str]:
-    """Names of biases that train; raises if there are none.
+    """Names of trainable biases; raises if there are none.
 
-    where: "all" or "everything" for those of every layer but norms, also where its weight is frozen or computed from other
-        parameters, else of the layers whose weights `weights.select` finds.
+    where: "all" or "everything" for every layer except norms, even if its weight is frozen or computed from other
+        parameters; otherwise the layers whose weights `weights.select` finds.
     """
     chosen = None if where in ("all", "everything") else set(layer_tensors(model, where))
     found = []
@@ -134,24 +134,24 @@ def biases(model: nn.Module, where: Where | Literal["all"]) -> list[str]:
                 found.append(name)
     if not found:
         raise ValueError(
-            f"where={where!r}: no layer there has a bias that trains, so there is nothing to reset: leave it out"
+            f"where={where!r} selects no layer with a trainable bias, so there is nothing to reset: leave it out"
         )
     return found
 
 
 def head_layers(model: nn.Module) -> list[str]:
-    """Weights of what the Soft Weight Rescaling paper calls the head, in the model's order: all linear layers of a
-    convolutional network, and the last one of an MLP or a transformer (all of them, if it has several heads)."""
+    """Names of the weights that the Soft Weight Rescaling paper calls the head, in the model's order: all linear layers of a
+    convolutional network, and the last one of an MLP or a transformer (the last of each head if it has several)."""
     weights = [weight for weight in take_inventory(model).weights if weight.kind in ("linear", "convolution", "tied_head")]
     if any(weight.kind == "tied_head" for weight in weights):
         name = next(weight.name for weight in weights if weight.kind == "tied_head")
         raise ValueError(
-            f"the head, {name}, is tied to an embedding: name what is to be reset, as in LayerReset(where='*.mlp.*')"
+            f"the head, {name}, is tied to an embedding: name the layers to reset, as in LayerReset(where='*.mlp.*')"
         )
     linear = list(dict.fromkeys(weight.name.partition(":")[0] for weight in weights if weight.kind == "linear"))
     if not linear:
-        raise ValueError("this model has no linear layer, so no head that can be told: name the layers, as in where='conv3'")
-    # Attention tells a transformer whose patches come from a convolution from a convolutional network.
+        raise ValueError("this model has no linear layer, so it has no head: name the layers to reset, as in where='conv3'")
+    # Attention layers distinguish a transformer that cuts patches with a convolution from a convolutional network.
     convolutional = any(weight.kind == "convolution" for weight in weights) and not any(weight.role for weight in weights)
     if convolutional:
         return linear
@@ -161,9 +161,9 @@ def head_layers(model: nn.Module) -> list[str]:
 
 @dataclass
 class FullReset(Method):
-    """Start from new weights at every boundary: all parameters and buffers."""
+    """Re-initialise all parameters and buffers at every boundary."""
 
-    to: Literal["initial", "fresh"] = "initial"  # FIRE resets to the run's own first weights; L2-ER's RESET draws anew
+    to: Literal["initial", "fresh"] = "initial"  # FIRE resets to the run's initial weights; L2-ER's RESET draws new ones
     clear_state: bool = True
 
     def __post_init__(self) -> None:
@@ -183,12 +183,12 @@ class FullReset(Method):
 
 @dataclass
 class LayerReset(Method):
-    """Give some layers new weights at every boundary; by default the head."""
+    """Re-initialise some layers at every boundary; by default the head."""
 
     where: Where | Literal["head"] = "head"
     to: Literal["initial", "fresh"] = "fresh"
     clear_state: bool = True
-    only: Literal["biases"] | None = None  # beside FIRE: [FIRE(), LayerReset("everything", "initial", only="biases")]
+    only: Literal["biases"] | None = None  # together with FIRE: [FIRE(), LayerReset("everything", "initial", only="biases")]
 
     def __post_init__(self) -> None:
         super().__post_init__()

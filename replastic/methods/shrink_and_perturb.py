@@ -1,17 +1,17 @@
-"""Shrink & Perturb: shrink what was learnt, and mix in new weights.
+"""Shrink & Perturb: shrink the weights, and mix in new ones.
 
-    θ <- (1 - λ) θ + λ θ₀            towards the run's first weights, or towards a fresh draw ("fresh")
+    θ <- (1 - λ) θ + λ θ₀            towards the run's initial weights, or towards a fresh draw ("fresh")
     θ <- s θ + ε,  ε ~ N(0, σ²)      the first paper's form (`ShrinkAndAddNoise`)
     θ <- s θ + ε after every step    the form of the loss-of-plasticity benchmark (`PerturbEachStep`)
 
-Ash & Adams: On Warm-Starting Neural Network Training, NeurIPS 2020. The form with one coefficient is that of Lee et al.
-2024, used by FIRE and by Soft Weight Rescaling; the form at every step that of Dohare et al., Nature 2024. For RL, FIRE
-shrinks the encoder and resets the rest: `shrink_encoder`.
+Ash & Adams: On Warm-Starting Neural Network Training, NeurIPS 2020. The form with one coefficient is from Lee et al. 2024
+and is the one that FIRE and Soft Weight Rescaling use; the form at every step is from Dohare et al., Nature 2024. For RL,
+FIRE shrinks the encoder and resets the rest: `shrink_encoder`.
 
 Departures from released code, each for a reason:
     - A tensor with several names (tied embeddings) is shrunk once.
-    - What the optimiser remembers of the changed weights is forgotten, as FIRE's vision and language code does by building
-      it anew; its DQN code keeps it: clear_state=False.
+    - The optimiser's state of the changed weights is cleared. FIRE's vision and language code does the same by creating a
+      new optimiser; its DQN code keeps the state: clear_state=False.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .reset import LayerReset, layer_tensors
 
 @torch.no_grad()
 def shrink_and_perturb_(parameters: Iterable[Tensor], targets: Iterable[Tensor], rate: float) -> None:
-    """θ <- (1 - rate) θ + rate·target, in place: 0 changes nothing and 1 gives the targets, bit for bit.
+    """θ <- (1 - rate) θ + rate·target, in place: 0 changes nothing, and 1 copies the targets exactly.
 
     >>> weight = torch.tensor([2.0, 4.0])
     >>> shrink_and_perturb_([weight], [torch.zeros(2)], 0.5); weight
@@ -63,7 +63,7 @@ def add_noise_(parameters: Iterable[Tensor], shrink: float, sigma: float, genera
 class ShrinkAndPerturb(Method):
     """Shrink & Perturb at every boundary, on all parameters or those of the layers in `where`."""
 
-    rate: float = 0.8  # λ: how much of the new weights; the best in FIRE's tables 7 to 9
+    rate: float = 0.8  # λ: the share of the new weights; the best value in FIRE's tables 7 to 9
     towards: Literal["initial", "fresh"] = "initial"
     where: Where | Literal["all"] = "all"
     clear_state: bool = True
@@ -91,9 +91,9 @@ class ShrinkAndPerturb(Method):
 
 @dataclass
 class ShrinkAndAddNoise(Method):
-    """The form of Ash & Adams at every boundary: shrink, add white noise; to all, or to layers in `where`."""
+    """The form of Ash & Adams at every boundary: shrink and add white noise, in all layers or in those of `where`."""
 
-    shrink: float = 0.6  # the values of their figure 6
+    shrink: float = 0.6  # this and sigma: the values of their figure 6
     sigma: float = 0.01
     where: Where | Literal["all"] = "all"
     clear_state: bool = True
@@ -120,9 +120,9 @@ class ShrinkAndAddNoise(Method):
 
 @dataclass
 class PerturbEachStep(Method):
-    """A little noise after every step. The benchmark shrinks by the optimiser's weight decay: [L2(1e-4), this]."""
+    """Add a little noise after every step. The benchmark shrinks by weight decay: methods=[L2(1e-4), PerturbEachStep()]."""
 
-    sigma: float = 1e-5  # of the noise; 1e-4 to 1e-6 for permuted MNIST
+    sigma: float = 1e-5  # standard deviation of the noise; 1e-4 to 1e-6 for permuted MNIST
     shrink: float = 1.0
 
     def __post_init__(self) -> None:
@@ -144,9 +144,10 @@ def shrink_encoder(
     clear_state: bool = True,
     from_task: int = 0,
 ) -> list[Method]:
-    """FIRE's form for DQN: shrink the encoder's layers towards their first weights, and set the rest's back to them.
+    """FIRE's form for DQN: shrink the encoder's layers towards their initial weights, and reset the other layers to theirs.
 
-    What is in neither, such as norms, is left alone. A target network is to be copied anew from the model afterwards.
+    Layers that are in neither `encoder` nor `rest`, such as norms, are unchanged. Copy the model to the target network again
+    afterwards.
     """
     return [
         ShrinkAndPerturb(rate, where=encoder, clear_state=clear_state, from_task=from_task),
@@ -158,5 +159,5 @@ def _chosen(learner: Learner, where: Where | Literal["all"]) -> Mapping[str, nn.
     if where == "all":
         return learner.parameters
     tensors = named_tensors(learner.model)
-    wanted = {memory(tensors[name]) for name in layer_tensors(learner.model, where)}  # a tied tensor has another name there
+    wanted = {memory(tensors[name]) for name in layer_tensors(learner.model, where)}  # a tied tensor has two names
     return {name: parameter for name, parameter in learner.parameters.items() if memory(parameter) in wanted}

@@ -1,24 +1,24 @@
-"""Self-Normalized Resets: reset a unit when it has been silent for longer than it ever is.
+"""Self-Normalized Resets: reset a unit when it has been silent for longer than is usual for it.
 
     a_i <- 0 if unit i fires in the step, else a_i + 1;    reset unit i if a_i >= T_i
 
-T_i is the (1 - τ)-quantile of the unit's own silences, counted in steps, which are gathered in a histogram. Once there are
-1/τ of them it is read and cleared: T_i becomes that quantile, or doubles where the quantile lies at T_i itself, because
-silences are cut off there.
+T_i is the (1 - τ)-quantile of the lengths of the unit's own silences, counted in steps. A histogram collects these lengths.
+Once it has 1/τ of them, T_i is set to the quantile and the histogram is cleared. If the quantile is T_i itself, T_i is
+doubled, because a reset cuts silences off at that length.
 
 Farias & Jozefiak: Self-Normalized Resets for Plasticity in Continual Learning, ICLR 2025.
 
 Departures from released code, each for a reason:
-    - Silences are counted in steps, not in samples: every sample of a batch says the same. Histograms are shorter by the
-      batch size (FIRE's port takes a gigabyte for VGG-16); `longest` is their 20,000 samples at 256 a batch.
-    - Outgoing weights become zero and the optimiser's moments are cleared; FIRE's port writes into indexed copies, which
-      changes nothing.
-    - A unit's firing is read behind norm and activation function, from the step's own batch; in FIRE's port before them,
-      and from the last 512 samples, which counts most of them twice.
-    - A histogram is read when it has 1/τ silences: of fewer, the quantile is the longest of them, whatever τ is. The
-      authors' code reads all after 16 tasks, and FIRE's port after 16 steps, in which no unit has 1/τ silences for any τ
-      that its paper tried.
-    - It is reset one step after its silence reached T_i: by then the host knows without having waited for the device.
+    - Silences are counted in steps, not in samples. Histograms are shorter by a factor of the batch size (FIRE's port needs
+      a gigabyte for VGG-16). The default of `longest` is the released limit of 20,000 samples, in batches of 256.
+    - Outgoing weights are set to zero and the optimiser's moments are cleared. FIRE's port writes into indexed copies,
+      which changes nothing.
+    - Whether a unit fires is read after the norm and the activation function, on the batch of the step. FIRE's port reads
+      it before them, on the last 512 samples, which counts most samples twice.
+    - A histogram is read once it has 1/τ silences. With fewer silences the quantile is the longest one, whatever τ is. The
+      authors' code reads all histograms after 16 tasks and FIRE's port after 16 steps, in which no unit has 1/τ silences
+      for any τ that its paper tried.
+    - A unit is reset one step after its silence has reached T_i, so that the host need not wait for the device.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def silence_limits(histogram: Tensor, limits: Tensor, threshold: float, longest:
     """
     silences = histogram[:, 1:]
     total = silences.sum(1)
-    # The first length at which at least 1 - τ of the silences are over; in whole numbers, so that no rounding decides.
+    # The shortest length that at least 1 - τ of the silences do not exceed; in integers, so that no rounding decides.
     over = silences.cumsum(1) >= torch.ceil(total * (1 - threshold)).clamp_min(1)[:, None]
     quantile = over.long().argmax(1) + 1
     moved = torch.where(quantile < limits, quantile, 2 * limits).clamp(1, longest)
@@ -53,7 +53,7 @@ def silence_limits(histogram: Tensor, limits: Tensor, threshold: float, longest:
 
 
 def enough_silences(histogram: Tensor, threshold: float) -> Tensor:
-    """Of which units there are so many silences that a share τ of them is one at least."""
+    """Which units have had at least 1/τ silences, so that a share τ of them is at least one."""
     return histogram[:, 1:].sum(1) >= math.ceil(1 / threshold)
 
 
@@ -61,9 +61,9 @@ def enough_silences(histogram: Tensor, threshold: float) -> Tensor:
 class SNR(Method):
     """Self-Normalized Resets after every step."""
 
-    threshold: float = 0.01  # τ: how unlikely a silence must be
-    longest: int = 80  # steps: no silence longer than this is waited for
-    update_every: int = 16  # steps from one look for histograms that can be read to the next
+    threshold: float = 0.01  # τ: a silence counts as too long if only a share τ of the unit's silences is longer
+    longest: int = 80  # in steps: the upper limit of T
+    update_every: int = 16  # in steps: how often limits are updated
     needs_first: ClassVar[bool] = False
     books: ClassVar[tuple[str, ...]] = ("longest",)
     one_process: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class SNR(Method):
         counts = self._counts.of(learner)
         self._reset(learner, groups, counts.read(due))
         fired = torch.cat([tap.largest(group.name) for group in groups]) > 0
-        over = fired | due  # a silence ends with the unit's firing, or with its reset
+        over = fired | due  # a silence ends when the unit fires or is reset
         histogram.scatter_add_(1, silence[:, None], over[:, None].to(histogram.dtype))
         silence.add_(1).masked_fill_(over, 0)
         self.state["step"] += 1
@@ -117,23 +117,23 @@ class SNR(Method):
 
 
 class LateCounts:
-    """How many units of each group are due: counted on the device in one step, read in the next, when they have arrived."""
+    """The number of units in each group that are due for a reset: counted on the device, read on the host one step later."""
 
     def __init__(self, sizes: list[int], device: torch.device) -> None:
-        self._last = torch.tensor(sizes, device=device).cumsum(0) - 1  # of each group, in the vector of all units
+        self._last = torch.tensor(sizes, device=device).cumsum(0) - 1  # index of each group's last unit
         self._host = torch.zeros(len(sizes), dtype=torch.long, pin_memory=device.type == "cuda")
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None
         self._sent = False
 
     def send(self, due: Tensor) -> None:
-        """Count, and let the counts travel."""
+        """Count the units that are due, and start copying the counts to the host."""
         self._host.copy_(due.cumsum(0)[self._last], non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
         self._sent = True
 
     def read(self, due: Tensor) -> list[int]:
-        """The counts of what was sent in the last step, which after a resume is yet to be done."""
+        """The counts that were sent in the last step. After a resume nothing was sent, so it is done now."""
         if not self._sent:
             self.send(due)
         if self._arrived is not None:

@@ -2,19 +2,22 @@
 
     loss + λ [ Σ(σ₁(W)^k - 1)² + Σ‖b‖^(2k) + Σ(γ - 1)² ]
 
-over weights W, biases b and the gains γ of norms. σ₁ bounds how much a layer can stretch, so gradients neither grow nor fall
-on one direction, and the rest of the spectrum is left to the task. σ₁ = uᵀWv comes from power iteration: its vectors are
-kept from step to step, in which W moves little, so that one iteration a step follows it; with large learning rates it lags
-behind, and more iterations help.
+over weights W, biases b and the gains γ of norms. σ₁ bounds how much a layer can stretch its input; the rest of the spectrum
+is left to the task. σ₁ = uᵀWv is found by power iteration. Its vectors are kept from step to step: W changes little in a
+step, so one iteration per step is enough to follow it. With large learning rates the vectors lag behind, and more iterations
+help.
 
 Lewandowski, Bortkiewicz, Kumar, György, Schuurmans, Ostaszewski & Machado: Learning Continually by Spectral Regularization,
 ICLR 2025; k = 2 is theirs.
 
 Departures from released code (that of L2-ER, where the method is a baseline), each for a reason:
-    - The target is the paper's 1. There it is 2 for σ₁², so σ₁ is held at 1.41: target=2.0.
-    - One iteration that continues, where there ten start anew from the same random vector at every step.
-    - Biases are singular values of one column with the target 0, as in the paper; there they have b² whatever k is.
-    - Vectors are constants in the gradient, which is then that of σ₁; there it runs through the iterations.
+    - The target is 1, as in the paper. The released code has 2 for σ₁², which holds σ₁ at 1.41: target=2.0.
+    - One iteration per step continues from the last vectors. The released code runs ten, from the same random vector at
+      every step.
+    - The penalty of biases is ‖b‖^(2k), as in the paper: a bias is a matrix of one column, with the target 0. The released
+      code has b² whatever k is.
+    - The gradient treats the vectors as constants, which makes it the gradient of σ₁. The released code differentiates
+      through the iterations.
 """
 
 from __future__ import annotations
@@ -36,10 +39,10 @@ from ..weights.inventory import take_inventory
 from .kept import Kept
 from .l2 import no_penalty, squared_distance
 
-_TINY = 1e-12  # what a length is at least, so that a zero matrix divides nothing by zero; its square is a float32
-# So many tell the largest singular value from one that is 0.1 % smaller, to float32's last digit. Further ones take time.
+_TINY = 1e-12  # lower limit of a length, which avoids 0/0 for a zero matrix; its square is still a float32
+# Enough to separate the largest singular value from one that is 0.1 % smaller, to float32's last digit.
 MAX_ITERATIONS = 10_000
-_FIRST_ITERATIONS = 15  # as many as torch's spectral_norm makes from random vectors
+_FIRST_ITERATIONS = 15  # the number that torch's spectral_norm starts with
 
 
 @torch.no_grad()
@@ -59,7 +62,7 @@ def power_iteration_(matrices: Tensor, left: Tensor, iterations: int = 1) -> tup
         right = right / _lengths(right).clamp_min_(_TINY)
         image = matrices @ right
         values = _lengths(image)
-        # Where the image is zero this is the vector that was, and elsewhere its share is lost in rounding.
+        # This keeps the old vector if the image is zero; otherwise its share is lost in rounding.
         turned = image.add_(turned, alpha=_TINY) / values.clamp_min(_TINY)
     left.copy_(turned)
     return turned, values, right
@@ -70,7 +73,7 @@ def _lengths(columns: Tensor) -> Tensor:
 
 
 class _LargestSingularValue(torch.autograd.Function):
-    """strength·Σ(σ^k - target)² over all matrices, for singular vectors that are known."""
+    """strength·Σ(σ^k - target)² over all matrices, for known singular vectors."""
 
     @staticmethod
     def forward(
@@ -109,7 +112,7 @@ class SpectralRegularisation(Method):
     strength: float = 0.1  # λ; L2-ER's code
     power: float = 2.0  # k
     target: float = 1.0  # of σ₁^k
-    iterations: int = 1  # of power iteration, each step; at most 10,000
+    iterations: int = 1  # of power iteration in each step; at most 10,000
     where: Where = "everything"
     capturable: ClassVar[bool] = True
     needs_first: ClassVar[bool] = False
@@ -120,7 +123,7 @@ class SpectralRegularisation(Method):
         self.require("power", self.power >= 1, "1 or more")
         self.require("target", self.target > 0, "more than 0")
         few = isinstance(self.iterations, int) and 1 <= self.iterations <= MAX_ITERATIONS
-        self.require("iterations", few, f"a whole number from 1 to {MAX_ITERATIONS}")
+        self.require("iterations", few, f"an integer from 1 to {MAX_ITERATIONS}")
         self._parts = Kept(self._find)
 
     def start(self, learner: Learner) -> None:
@@ -167,7 +170,7 @@ class SpectralRegularisation(Method):
 
 @dataclass
 class _Parts:
-    """What of a model is regularised."""
+    """The parameters that are regularised."""
 
     weights: list[nn.Parameter]
     unfolded: list[Unfolded]

@@ -1,33 +1,34 @@
-"""Soft Weight Rescaling: after every step, draw each layer's norm a little towards its first value.
+"""Soft Weight Rescaling: after every step, move each layer's norm a little towards its initial value.
 
     c_l = (λ n_l + (1 - λ) ‖W_l‖) / ‖W_l‖,    n_l = ‖W_l‖ at the start
     W_l <- c_l W_l,    b_l <- C_l b_l,    C_l = c_l · C of the layer before;  at a norm layer C_l = c_l
 
-A norm layer counts as a layer, with its gain as W and its shift as b. Because biases follow, and with them BatchNorm's
-running statistics (mean by C, variance by C², of what enters it), outputs stay proportional to what they were, in training
-and in evaluation: the function is kept, and only its scale shrinks (theorem 1).
+A norm layer counts as a layer, with its gain as W and its shift as b. Biases are scaled by C, and BatchNorm's running mean
+and variance by C and C² of its input. Outputs therefore stay proportional to what they were, in training and in evaluation:
+the function is kept and only its scale shrinks (theorem 1).
 
 Recovering Plasticity of Neural Networks via Soft Weight Rescaling, under review (authors not named), sections 3.2-3.4 and
 algorithm 1.
 
-It holds for chains: MLP, CNN, VGG, with or without norms, and activations with f(cx) = c f(x). In a residual network the
-branch is scaled and the skip is not, so no factor fits their sum; C starts anew behind it, and outputs change a little, by
-the order of λ. `replastic.units.chain` finds what feeds what; a layer that it cannot see starts anew, too.
+The theorem holds for chains of layers (MLP, CNN, VGG), with or without norms, and for activations with f(cx) = c f(x). In a
+residual network the branch is scaled and the skip connection is not, so no single factor fits their sum. There C restarts at
+one after the sum, and outputs change by the order of λ. `replastic.units.chain` traces which layer feeds which; C also
+restarts at a layer that it cannot trace.
 
-λ does not decay with the learning rate. When that falls, training no longer makes norms grow, and SWR still draws them to
-their first values (appendix E). "SWR + re-init" takes the norms anew then; without it a small CNN without batch norm ends
-no better than with plain training (docs/results-swr.md). What it takes are norms that have grown: over many tasks, each with
-a rate that decays, they can grow from task to task.
+λ does not decay with the learning rate. When the learning rate falls, training no longer makes norms grow, but SWR still
+moves them towards n_l (appendix E). "SWR + re-init" then measures n_l again; without it a small CNN without batch norm ends
+no better than with plain training (docs/results-swr.md). The norms that it measures have grown, so over many tasks with a
+decaying learning rate n_l can grow from task to task.
 
 Departures from the paper, each for a reason:
-    - Algorithm 1 as printed lets C grow through the last norm layer (l >= k), which scales its shift by the factor of the
-      layer before, whose scale the norm has just removed. C starts anew at every norm layer here; then outputs are
-      proportional, as the text says.
-    - Running statistics follow; the paper does not say what becomes of them. Without, evaluation breaks.
-    - A layer whose norm is zero, or whose squared norm overflows or vanishes in its dtype, is left unchanged, and so are
-      embeddings, recurrent layers and the packed projection of nn.MultiheadAttention, of which the paper does not speak.
-    - "SWR + re-init" needs to know when the learning rate has decayed: reinit=True takes a layer's norm anew whenever its
-      rate has fallen, within a task, to half of what it was, or less. A new task may begin with a lower rate, to warm up.
+    - Algorithm 1 as printed multiplies C on through the last norm layer (l >= k). That scales the norm's shift by the factor
+      of the layer before it, although the norm has removed that layer's scale. Here C restarts at every norm layer, which
+      makes outputs proportional, as the text says.
+    - Running statistics are scaled. The paper does not mention them; if they are not scaled, evaluation breaks.
+    - A layer whose norm is zero, or whose squared norm overflows or vanishes in its dtype, is left unchanged. So are
+      embeddings, recurrent layers and the packed projection of nn.MultiheadAttention, which the paper does not mention.
+    - "SWR + re-init" needs to know when the learning rate has decayed: reinit=True measures a layer's norm again whenever
+      its learning rate has fallen, within a task, to half of its value or less. A new task may start with a lower one.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from ..weights.sharded import check_unsharded
 from .kept import Kept
 from .reset import head_layers
 
-_DECAYED = 0.5  # of the learning rate, that counts as a decay
+_DECAYED = 0.5  # a fall of the learning rate to this share of its value counts as a decay
 
 
 def rescaling_factors(norms: Tensor, first: Tensor, rate: float | Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def rescaling_factors(norms: Tensor, first: Tensor, rate: float | Tensor) -> Ten
 
 
 class LayerChain:
-    """The layers of a model that are rescaled, and whose factors add up in whose bias."""
+    """The layers of a model that are rescaled, and for each bias the layers whose factors it is multiplied by."""
 
     def __init__(self, model: nn.Module, example: Example | None = None) -> None:
         model = original(model)
@@ -125,7 +126,7 @@ def _trainable(link: Link, attribute: str) -> nn.Parameter | None:
 
 
 def _reach(found: dict[str, Link], name: str) -> list[str]:
-    """The layer, and those before it whose scale still shows in its output: up to and including the last norm."""
+    """The layer, and those before it that its output's scale depends on: back to and including the last norm."""
     path = [name]
     while not isinstance(found[path[-1]].layer, NORMS) and (before := found[path[-1]].upstream) and before not in path:
         path.append(before)
@@ -134,18 +135,19 @@ def _reach(found: dict[str, Link], name: str) -> list[str]:
 
 @torch.no_grad()
 def rescale_(model: nn.Module, factors: Sequence[float], example: Example | None = None) -> None:
-    """Theorem 1: scale each layer by its factor, in the order of the graph; outputs scale by those from the last norm on.
+    """Scale each layer by its factor, in the order of the graph (theorem 1). Outputs are scaled by the product of the
+    factors from the last norm on.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> x = torch.randn(5, 3); before = model(x)
     >>> rescale_(model, [0.5, 0.6]); torch.allclose(model(x), 0.3 * before)
     True
     """
-    check_unsharded(model, for_good=True)  # through FSDP1's wrappers the chain cannot be seen
+    check_unsharded(model, for_good=True)  # layers cannot be traced through FSDP1's wrappers
     chain = LayerChain(model, example)
     first = chain.weights[0]
     if len(factors) != len(chain.weights) or not all(factor > 0 for factor in factors):
-        raise ValueError(f"factors={factors!r}: give one positive number for each of {', '.join(chain.names)}")
+        raise ValueError(f"factors={factors!r}: pass one positive number for each of {', '.join(chain.names)}")
     wanted = torch.tensor(factors, dtype=work_dtype(first.dtype), device=first.device)
     used = torch.cat([wanted, _products(chain._of_bias, wanted), _products(chain._of_input, wanted).square()])
     if not ((used > 0) & used.isfinite()).all():
@@ -160,9 +162,9 @@ def rescale_(model: nn.Module, factors: Sequence[float], example: Example | None
 class SWR(Method):
     """Soft Weight Rescaling after every step."""
 
-    rate: float = 1e-3  # λ; with classifier_rate, λ_f: of the feature extractor
-    classifier_rate: float | None = None  # λ_c, of all linear layers (the last, in an MLP); None: the same as rate
-    reinit: bool = False  # "SWR + re-init": take the norms anew when the learning rate decays
+    rate: float = 1e-3  # λ; with classifier_rate, λ_f of the feature extractor
+    classifier_rate: float | None = None  # λ_c of all linear layers (of the last one in an MLP); None: the same as rate
+    reinit: bool = False  # "SWR + re-init": measure the norms again when the learning rate decays
     capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -176,7 +178,7 @@ class SWR(Method):
         check_precise(zip(chain.names, chain.weights, strict=True), "which cannot tell SWR's factors from one")
 
     def _find(self, learner: Learner) -> tuple[LayerChain, Tensor]:
-        """The layers and their rates; first norms are taken of those that have none yet."""
+        """The layers and their rates. Layers that have no initial norm yet get one."""
         chain = LayerChain(learner.model, learner.example)
         first = many.lengths([learner.first(f"{name}.weight" if name else "weight") for name in chain.names])
         known = dict(zip(self.state.get("names", []), self.state.get("norms", []), strict=True))
@@ -191,12 +193,12 @@ class SWR(Method):
         return chain, rates.to(learner.device)
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
-        self.state["learning_rates"].zero_()  # so that the first of a task is no decay
+        self.state["learning_rates"].zero_()  # so that a lower rate in a new task does not count as a decay
 
     def after_step(self, learner: Learner) -> None:
         chain, rates = self._layers.of(learner)
         norms = chain.norms()
-        if self.reinit:  # without a look from the host, which a graph could not take
+        if self.reinit:  # on the device alone, so that it can be part of a CUDA graph
             now, before = _learning_rates(learner, chain.weights), self.state["learning_rates"]
             decayed, rising = now <= _DECAYED * before, now > before
             self.state["norms"].copy_(torch.where(decayed, norms, self.state["norms"]))
@@ -205,7 +207,7 @@ class SWR(Method):
 
 
 def _learning_rates(learner: Learner, weights: Sequence[Tensor]) -> Tensor:
-    """With which rate each of them is trained: by its group of the optimiser."""
+    """The learning rate of each weight: that of its group in the optimiser."""
     rates = dict[int, Tensor]()
     for group in learner.optimizer.param_groups:
         rate = group["lr"]

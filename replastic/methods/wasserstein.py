@@ -1,18 +1,18 @@
-"""Wasserstein regularisation: keep the distribution of every layer's weights, not the weights themselves, where it was.
+"""Wasserstein regularisation: keep the distribution of every layer's weights, rather than each weight, near its start.
 
     loss + (λ/2) Σ‖sort(θ) - sort(θ₀)‖²
 
-over parameter tensors. Of all ways to pair the weights with first weights this is the one that asks for the least change:
-weights may trade places for nothing, where L2 Init calls each of them back to its own.
+over parameter tensors. Sorting pairs the weights with the initial weights such that the sum of squares is smallest: weights
+may trade places at no cost, whereas L2 Init pulls each one back to its own initial value.
 
 Lewandowski, Tanaka, Schuurmans & Machado: Directions of Curvature as an Explanation for Loss of Plasticity, 2024
 (arXiv 2312.00246).
 
-Sorting is what it costs: on a CPU more than the rest of an MLP's step.
+The cost is that of sorting: on a CPU more than the rest of an MLP's step.
 
 Departures:
-    - (λ/2) and the sum over entries are those of L2 Init, so that the two compare at one λ; as a distance of two empirical
-      distributions it would be a mean over entries.
+    - The factor λ/2 and the sum over entries are those of L2 Init, so that both can be compared at one λ. The distance of
+      two empirical distributions would be a mean over entries.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def squared_wasserstein(parameters: Iterable[Tensor], first: Iterable[Tensor], s
     """
     held, sorted_first = list(parameters), [in_order(tensor.detach()) for tensor in first]
     if [tensor.numel() for tensor in held] != [tensor.numel() for tensor in sorted_first]:
-        raise ValueError("parameters and first weights differ in size: give the first weights of the same parameters")
+        raise ValueError("parameters and initial weights differ in size: pass the initial weights of the same parameters")
     return squared_distance(held, partners(held, sorted_first), strength)
 
 
 def order(tensor: Tensor) -> Tensor:
-    """The indices that sort a tensor's entries, seen as one vector; equal ones stay as they are.
+    """The indices that sort a tensor's entries as one vector; equal entries keep their order.
 
-    On CPUs torch sorts integers by radix, six times as fast as floats. Bits of floats are ordered as integers are, once
-    those after the sign are flipped in negative ones.
+    On CPUs torch sorts integers by radix, six times as fast as floats. The bits of floats have the order of integers once
+    all bits but the sign are flipped in negative floats.
     """
     flat = tensor.detach().reshape(-1)
     if flat.device.type != "cpu" or flat.dtype not in _BITS:
@@ -58,14 +58,14 @@ def order(tensor: Tensor) -> Tensor:
 
 
 def in_order(tensor: Tensor) -> Tensor:
-    """A tensor's entries, sorted, as one vector."""
+    """A tensor's entries as one sorted vector."""
     return tensor.reshape(-1)[order(tensor)]
 
 
 @torch.no_grad()
 def partners(parameters: Sequence[Tensor], sorted_first: Sequence[Tensor]) -> list[Tensor]:
-    """For each entry the first weight of its own rank. To small changes the pairing is a constant, so that the penalty and
-    its gradient are those of the squared distance to these."""
+    """For each entry the initial weight of equal rank. Small changes do not change ranks, so the penalty and its gradient
+    are those of the squared distance to these."""
     return [
         torch.empty_like(first).scatter_(0, order(parameter), first).view(parameter.shape)
         for parameter, first in zip(parameters, sorted_first, strict=True)
@@ -74,7 +74,7 @@ def partners(parameters: Sequence[Tensor], sorted_first: Sequence[Tensor]) -> li
 
 @dataclass
 class WassersteinInit(Method):
-    """(λ/2)‖sort(θ) - sort(θ₀)‖² over all trainable parameters, each tensor once; θ₀ are the run's first weights."""
+    """(λ/2)‖sort(θ) - sort(θ₀)‖² over all trainable parameters, each tensor once; θ₀ are the run's initial weights."""
 
     strength: float = 1e-3  # λ
     capturable: ClassVar[bool] = True

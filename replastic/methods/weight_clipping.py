@@ -1,18 +1,18 @@
-"""Weight clipping: after every step, put weights that left a multiple of the range they started in back to its edge.
+"""Weight clipping: after every step, clip weights to a multiple of the range that they started in.
 
     θ <- clip(θ, -κs, κs),    s = √3·rms(W₀)
 
-for the weight and bias of each linear, convolutional and recurrent layer. s is the bound of the uniform law that the layer's
-first weights W₀ have the spread of.
+for the weight and bias of each linear, convolutional and recurrent layer. s is the bound of the uniform distribution with
+the root mean square of the layer's initial weights W₀.
 
 Elsayed, Lan, Lyle & Mahmood: Weight Clipping for Deep Continual and Reinforcement Learning, RLJ 2024.
 
 Departures from released code, each for a reason:
-    - s comes from the weights themselves; there it is 1/√fan_in, the bound of torch's own initialisation, whatever the model
-      was initialised with. For that initialisation the two differ by the spread's sampling error, 1 % for 1000 weights.
-    - Norms and embeddings are left alone; there every vector counts as a bias, so that the gains of norms, which start
-      at 1, are cut to the last weight's bound.
-    - A layer that started at zero has no range and is left alone; it could never learn.
+    - s is computed from the initial weights. In the released code it is 1/√fan_in, the bound of torch's own initialisation,
+      however the model was initialised. For torch's initialisation the two differ by a sampling error, 1 % for 1000 weights.
+    - Norms and embeddings are skipped. In the released code every vector counts as a bias, so the gains of norms, which
+      start at 1, are clipped to the last weight's bound.
+    - A layer that started at zero has no range and is skipped; clipped to zero, it could never learn.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def clip_(parameters: Iterable[Tensor], bounds: Sequence[float]) -> None:
     """
     held = list(parameters)
     if len(held) != len(bounds) or any(not bound >= 0 for bound in bounds):
-        raise ValueError(f"{len(held)} parameters and bounds={list(bounds)}: give each a bound of 0 or more")
+        raise ValueError(f"{len(held)} parameters and bounds={list(bounds)}: pass one bound of 0 or more for each")
     many.clamp_(held, bounds)
 
 
 @dataclass
 class WeightClipping(Method):
-    """Clip the weights and biases of layers to ±κ times their first bound, after every step."""
+    """Clip the weights and biases of layers to ±κ times their initial bound, after every step."""
 
-    factor: float = 2.0  # κ; with 1 the first range itself
+    factor: float = 2.0  # κ; 1 is the initial range itself
     capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class WeightClipping(Method):
 
 
 def _bounds(learner: Learner) -> dict[nn.Parameter, float]:
-    """The bound of the first weights of each layer, by its parameters."""
+    """The bound of each parameter: that of the initial weights of its layer."""
     model = original(learner.model)
     weights = {weight.name.partition(":")[0]: weight.parameter for weight in select(model, "everything").chosen}
     spread = many.lengths([learner.first(name) for name in weights]).tolist()
