@@ -377,9 +377,9 @@ def test_crelu_acts_on_channels_of_images_and_rows_alike() -> None:
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ({"activation": "swish"}, r"activation='swish': give one of 'relu', .*'crelu'"),
-        ({"norm": "instance"}, r"norm='instance': give \"none\", \"batch\", \"layer\" or \"group\""),
-        ({"norm": None}, "norm=None: give"),
+        ({"activation": "swish"}, r"activation='swish': .*'relu', .*'crelu'"),
+        ({"norm": "instance"}, r"norm='instance': .*\"none\", \"batch\", \"layer\" or \"group\""),
+        ({"norm": None}, "norm=None"),
     ],
 )
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(kind: str, option: dict[str, Any], says: str) -> None:
@@ -399,36 +399,36 @@ def test_images_that_shrink_to_nothing_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"16x16 are too small for convolutions of \[5, 3, 3\] .* or padded=True"):
         ConvNet(size=16)
     assert described(ConvNet(size=16, padded=True))[6] == "512-128"
-    with pytest.raises(ValueError, match="images of 31x31 are too small for 5 poolings: give images of 32 or more"):
+    with pytest.raises(ValueError, match=r"images of 31x31 are too small for 5 poolings: .* 32 or more"):
         VGG(size=31)
     for size, patch in [(32, 5), (2, 4)]:
-        with pytest.raises(ValueError, match=f"{size}x{size} cannot be cut into patches of {patch}x{patch}: give a divisor"):
+        with pytest.raises(ValueError, match=f"{size}x{size} cannot be cut into patches of {patch}x{patch}"):
             ViT(size=size, patch=patch)
 
 
 def test_widths_and_blocks_that_differ_in_number_are_an_error() -> None:
-    with pytest.raises(ValueError, match="differ in length: give one of each a stage"):
+    with pytest.raises(ValueError, match="differ in length"):
         ResNet(widths=[4, 8], blocks=[1])
-    with pytest.raises(ValueError, match="differ in length: give one of each a stage"):
+    with pytest.raises(ValueError, match="differ in length"):
         VGG(widths=[4, 8], convolutions=[1])
-    with pytest.raises(ValueError, match="differ in length: give one of each a convolution"):
+    with pytest.raises(ValueError, match="differ in length"):
         ConvNet(channels=[4, 8], kernels=[3])
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: MLP(6, [5, 0], 3), r"hidden=\[5, 0\]: give numbers of 1 or more"),
-        (lambda: MLP(6, [-3], 3), r"hidden=\[-3\]: give"),
-        (lambda: MLP(6, [5], 0), "classes=0: give 1 or more"),
-        (lambda: CNN(3, 32, 10, kernel=0), "kernel=0: give 1 or more"),
-        (lambda: CNN(3, 32, 10, convolutions=0), "convolutions=0: give"),
-        (lambda: ConvNet(channels=[4, 0, 4]), r"channels=\[4, 0, 4\]: give"),
-        (lambda: VGG(hidden=[0]), r"hidden=\[0\]: give"),
-        (lambda: ResNet(hidden=[0]), r"hidden=\[0\]: give"),
-        (lambda: ResNet(widths=[], blocks=[]), "give a stage at least"),
-        (lambda: ViT(patch=0), "patch=0: give 1 or more"),
-        (lambda: ViT(heads=0), "heads=0: give"),
+        (lambda: MLP(6, [5, 0], 3), r"hidden=\[5, 0\]: .*1 or more"),
+        (lambda: MLP(6, [-3], 3), r"hidden=\[-3\]"),
+        (lambda: MLP(6, [5], 0), "classes=0: .*1 or more"),
+        (lambda: CNN(3, 32, 10, kernel=0), "kernel=0: .*1 or more"),
+        (lambda: CNN(3, 32, 10, convolutions=0), "convolutions=0"),
+        (lambda: ConvNet(channels=[4, 0, 4]), r"channels=\[4, 0, 4\]"),
+        (lambda: VGG(hidden=[0]), r"hidden=\[0\]"),
+        (lambda: ResNet(hidden=[0]), r"hidden=\[0\]"),
+        (lambda: ResNet(widths=[], blocks=[]), r"widths=\[\] and blocks=\[\]"),
+        (lambda: ViT(patch=0), "patch=0: .*1 or more"),
+        (lambda: ViT(heads=0), "heads=0"),
     ],
 )
 def test_a_size_of_nothing_is_an_error(make: Callable[[], nn.Module], says: str) -> None:
@@ -514,15 +514,15 @@ def test_every_option_is_explicit(name: str) -> None:
         ("mlp", {"hiden": [5]}, r"'hiden': did you mean 'hidden'\? \(there are hidden, activation, norm, init\)"),
         ("vit", {"norm": "batch"}, "model 'vit' has the key 'norm'.*there are patch, dim, depth, heads"),
         ("mlp", {}, "model 'mlp' has no 'hidden', which has no default"),
-        ("cnn", {"size": 3}, "'size', which follows from the rest: leave it out"),
-        ("mlp", {"hidden": 100}, "model 'mlp' hidden = 100: give a list, each a whole number"),
-        ("mlp", {"hidden": "100"}, "hidden = '100': give a list"),
-        ("mlp", {"hidden": [100, 2.5]}, "each a whole number"),
-        ("vit", {"depth": 2.0}, "depth = 2.0: give a whole number"),
-        ("vit", {"depth": True}, "depth = True: give a whole number"),
-        ("resnet", {"bias": "false"}, "bias = 'false': give true or false"),
-        ("resnet", {"norm": "bach"}, "norm = 'bach': give 'none' or"),
-        ("mlp", {"hidden": [5], "init": "he"}, "init = 'he': give 'default' or"),
+        ("cnn", {"size": 3}, "key 'size'"),
+        ("mlp", {"hidden": 100}, "model 'mlp' hidden = 100: .*list.*integer"),
+        ("mlp", {"hidden": "100"}, "hidden = '100': .*list"),
+        ("mlp", {"hidden": [100, 2.5]}, "hidden = .*2.5.*list.*integer"),
+        ("vit", {"depth": 2.0}, "depth = 2.0: .*integer"),
+        ("vit", {"depth": True}, "depth = True: .*integer"),
+        ("resnet", {"bias": "false"}, "bias = 'false': .*true or false"),
+        ("resnet", {"norm": "bach"}, "norm = 'bach': .*'none' or"),
+        ("mlp", {"hidden": [5], "init": "he"}, "init = 'he': .*'default' or"),
     ],
 )
 def test_a_wrong_name_or_option_is_an_error_that_says_what_may_be_given(

@@ -1,8 +1,8 @@
 """The small convolutional network of Soft Weight Rescaling: two 5x5 convolutions of 16 channels, then 100 hidden units.
 
-CNN-BN is the same with norm="batch" after each convolution. Appendix D.1 does not say how images shrink on the way; as in
-LeNet, each convolution is followed by 2x2 max-pooling here. Nor does it say how weights are drawn: here as torch does,
-unless `init` says otherwise.
+CNN-BN is the same network with norm="batch" after each convolution. Appendix D.1 does not say how images are downsampled;
+here each convolution is followed by 2x2 max-pooling, as in LeNet. It does not say how weights are initialised, either; the
+default is torch's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class CNN(Initialised):
     """Convolutions with norm, activation and pooling, then linear layers.
 
     size: height and width of the images.
-    init: how weights are drawn, "default" as torch does: see `parts.initialise_`.
+    init: how weights are initialised; see `parts.initialise_`.
 
     >>> sum(parameter.numel() for parameter in CNN(3, 32, 10).parameters())
     48742
@@ -42,7 +42,7 @@ class CNN(Initialised):
         layers: list[nn.Module] = []
         width, side = image_channels, size
         for _ in range(convolutions):
-            # A shift before a norm would be taken out again by it.
+            # A norm would remove a bias before it.
             layers += [nn.Conv2d(width, channels, kernel, bias=norm == "none")]
             layers += [make_norm(norm, channels, images=True)] if norm != "none" else []
             layers += [make_activation(activation), nn.MaxPool2d(2)]

@@ -1,4 +1,4 @@
-"""A multilayer perceptron: of Soft Weight Rescaling (MNIST, hidden=[100, 100]) and of L2-ER (permuted MNIST, 3 x 1000)."""
+"""A multilayer perceptron, as in Soft Weight Rescaling (MNIST, hidden=[100, 100]) and L2-ER (permuted MNIST, 3 x 1000)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .parts import Activation, Init, Initialised, Norm, check_sizes, make_activa
 
 
 class MLP(Initialised):
-    """Linear layers with an activation after each but the last. Inputs of any shape are flattened.
+    """Linear layers with an activation after each except the last. Inputs of any shape are flattened.
 
-    init: "kaiming" is L2-ER's (its text does not speak of biases; zero is its framework's default); "default" is torch's:
-        see `parts.initialise_`.
+    init: see `parts.initialise_`. "kaiming" is L2-ER's; its text does not mention biases, and zero is its framework's
+    default.
 
     >>> sum(parameter.numel() for parameter in MLP(784, [100, 100], 10).parameters())
     89610

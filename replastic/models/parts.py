@@ -1,4 +1,4 @@
-"""Activations, norms and first weights by name, shared by the models."""
+"""Activations, norms and initialisations by name, shared by the models."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "crelu": lambda: CReLU(),
 }
-_GROUPS = 8  # of a group norm, or as many as divide the channels
-_CUT = 0.8796256610342398  # standard deviation of a standard normal that is cut off at two
+_GROUPS = 8  # of a group norm; fewer if 8 does not divide the channels
+_CUT = 0.8796256610342398  # standard deviation of a standard normal truncated at ±2
 
 
 class CReLU(nn.Module):
-    """(relu(x), relu(-x)) side by side: no unit can die, and the next layer reads two channels of each.
+    """The concatenation of relu(x) and relu(-x): no unit can die, and the next layer reads two channels of each unit.
 
     Abbas, Zhao, Modayil, White & Machado: Loss of Plasticity in Continual Deep Reinforcement Learning, CoLLAs 2023.
 
@@ -37,27 +37,27 @@ class CReLU(nn.Module):
 
 
 def check_sizes(**sizes: int | Sequence[int]) -> None:
-    """Raise for a width, a kernel or a depth of nothing: torch makes layers without units, and such a network trains."""
+    """Raise for a width, kernel or depth below one: torch allows layers without units, and a network with one trains."""
     for name, given in sizes.items():
         if not all(size >= 1 for size in ([given] if isinstance(given, int) else given)):
             shown = given if isinstance(given, int) else list(given)
-            raise ValueError(f"{name}={shown}: give {'1 or more' if isinstance(given, int) else 'numbers of 1 or more'}")
+            raise ValueError(f"{name}={shown}: pass {'1 or more' if isinstance(given, int) else 'numbers of 1 or more'}")
 
 
 def make_activation(name: Activation) -> nn.Module:
-    """The module of an activation's name."""
+    """An activation by its name."""
     if name not in _ACTIVATIONS:
-        raise ValueError(f"activation={name!r}: give one of {', '.join(map(repr, _ACTIVATIONS))}")
+        raise ValueError(f"activation={name!r}: pass one of {', '.join(map(repr, _ACTIVATIONS))}")
     return _ACTIVATIONS[name]()
 
 
 def width_after(activation: Activation, channels: int) -> int:
-    """How many channels the next layer reads."""
+    """The number of channels that the next layer reads."""
     return 2 * channels if activation == "crelu" else channels
 
 
 def make_norm(name: Norm, channels: int, *, images: bool) -> nn.Module:
-    """A norm over so many channels. On images, "layer" is a group norm of one group: over channels and positions."""
+    """A norm by its name. On images, "layer" is a group norm with one group, over channels and positions."""
     if name == "none":
         return nn.Identity()
     if name == "batch":
@@ -66,11 +66,11 @@ def make_norm(name: Norm, channels: int, *, images: bool) -> nn.Module:
         return nn.GroupNorm(1, channels) if images else nn.LayerNorm(channels)
     if name == "group":
         return nn.GroupNorm(next(groups for groups in range(_GROUPS, 0, -1) if channels % groups == 0), channels)
-    raise ValueError(f'norm={name!r}: give "none", "batch", "layer" or "group"')
+    raise ValueError(f'norm={name!r}: pass "none", "batch", "layer" or "group"')
 
 
 def dense_layers(width: int, hidden: Sequence[int], classes: int, activation: Activation) -> list[nn.Module]:
-    """Linear layers with an activation after each but the last, on what comes in flattened."""
+    """A flatten, then linear layers with an activation after each except the last."""
     layers: list[nn.Module] = [nn.Flatten()]
     for units in hidden:
         layers += [nn.Linear(width, units), make_activation(activation)]
@@ -79,10 +79,10 @@ def dense_layers(width: int, hidden: Sequence[int], classes: int, activation: Ac
 
 
 def initialise_(model: nn.Module, init: str) -> None:
-    """Draw the weights of all linear and convolutional layers by a law, and set their biases to zero; norms are unchanged.
+    """Redraw the weights of all linear and convolutional layers and set their biases to zero; norms are unchanged.
 
-    init: "default": nothing is drawn, and weights and biases stay as torch drew them.
-        "kaiming": Kaiming-uniform for ReLU by fan-in, 2.4 times as wide as torch's.
+    init: "default": nothing is changed; weights and biases stay as torch initialised them.
+        "kaiming": Kaiming-uniform for ReLU by fan-in, 2.4 times as wide as torch's default.
         "lecun": a truncated normal with variance 1 / fan-in: flax's default, and the ConvNet of L2-ER's released code.
         "kaiming_fan_out": a truncated normal with variance 2 / fan-out in convolutions and 1 / fan-out in linear layers: the
             ResNet of L2-ER's released code.
@@ -92,7 +92,7 @@ def initialise_(model: nn.Module, init: str) -> None:
     (None, 0.05, False)
     """
     if init not in get_args(Init):
-        raise ValueError(f"init={init!r}: give one of {', '.join(map(repr, get_args(Init)))}")
+        raise ValueError(f"init={init!r}: pass one of {', '.join(map(repr, get_args(Init)))}")
     for layer in model.modules() if init != "default" else ():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             fan_in = layer.weight[0].numel()
@@ -108,13 +108,13 @@ def initialise_(model: nn.Module, init: str) -> None:
 
 
 def _truncated_normal_(weight: Tensor, variance: float) -> None:
-    """Cut off at two standard deviations, and widened so that the variance is as asked after that, as in JAX."""
+    """Draw a normal truncated at two standard deviations that has this variance after truncation, as in JAX."""
     deviation = variance**0.5 / _CUT
     nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
 class Initialised(nn.Sequential):
-    """Layers whose first weights are drawn by a law: see `initialise_`."""
+    """Layers whose initial weights are drawn by `initialise_`."""
 
     def __init__(self, *layers: nn.Module, init: Init) -> None:
         super().__init__(*layers)
@@ -122,5 +122,5 @@ class Initialised(nn.Sequential):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Redraw by `init`. A model is re-initialised layer by layer first, by torch's law, and then as a whole, by this."""
+        """Redraw weights by `init`. When a model is re-initialised, each layer's own reset_parameters() comes first."""
         initialise_(self, self.init)

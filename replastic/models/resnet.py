@@ -1,8 +1,8 @@
 """ResNet-18 for 32x32 images: a 3x3 stem without pooling, as FIRE and L2-ER use it on CIFAR.
 
-FIRE's form has one hidden layer of 512 before the classifier (hidden=[512], 11.44 M parameters for ten classes); the form
-of L2-ER has two of them and biases in its convolutions. L2-ER's released code draws weights by fan-out, with zero biases:
-init="kaiming_fan_out"; its text does not say how.
+FIRE's form has one hidden layer of 512 units before the classifier (hidden=[512], 11.44 M parameters for ten classes).
+L2-ER's form has two such layers, and biases in its convolutions. L2-ER's text does not say how weights are initialised; its
+released code initialises by fan-out, with zero biases: init="kaiming_fan_out".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .parts import Activation, Init, Norm, check_sizes, dense_layers, initialise
 class ResNet(nn.Module):
     """Basic blocks, average pooling, linear layers.
 
-    init: how weights are drawn, "default" as torch does: see `parts.initialise_`.
+    init: how weights are initialised; see `parts.initialise_`.
 
     >>> sum(parameter.numel() for parameter in ResNet().parameters())
     11436618
@@ -38,9 +38,9 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if len(widths) != len(blocks):
-            raise ValueError(f"widths={list(widths)} and blocks={list(blocks)} differ in length: give one of each a stage")
+            raise ValueError(f"widths={list(widths)} and blocks={list(blocks)} differ in length: pass one of each per stage")
         if not widths:
-            raise ValueError("widths=[] and blocks=[]: give a stage at least")
+            raise ValueError("widths=[] and blocks=[]: pass at least one stage")
         check_sizes(widths=widths, blocks=blocks, hidden=hidden, classes=classes)
         self.stem = nn.Sequential(
             nn.Conv2d(image_channels, widths[0], 3, padding=1, bias=bias),
@@ -61,7 +61,7 @@ class ResNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Redraw by `init`, after the layers were re-initialised by torch's law."""
+        """Redraw weights by `init`. When a model is re-initialised, each layer's own reset_parameters() comes first."""
         initialise_(self, self.init)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class ResNet(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a skip, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a skip connection, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, width: int, channels: int, stride: int, activation: Activation, norm: Norm, bias: bool) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""VGG-16 for Tiny ImageNet: thirteen 3x3 convolutions in five stages with pooling behind each, then three linear layers.
+"""VGG-16 for Tiny ImageNet: thirteen 3x3 convolutions in five stages with pooling after each, then three linear layers.
 
 Simonyan & Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR 2015, in two forms:
     FIRE                    hidden=(1024, 1024), batch norm, no dropout: 18.08 M parameters for 200 classes
     Soft Weight Rescaling   hidden=(4096, 4096), no dropout (appendix D.1): 40.72 M
 
-The second paper does not say whether its VGG-16 has batch norm. It gives it two coefficients, for features and classifier,
-which it does for networks with batch norm only (appendix D.2), so it has it here; norm="none" is the network of 2015. Nor
-does it say what the head reads: here, as in FIRE, the 2x2 positions that five poolings leave of 64x64 images, and not the
-7x7 of torchvision's. Biases stay in the convolutions before a norm, as in FIRE's code and torchvision's, where a batch norm
-takes them out again.
+The second paper does not say whether its VGG-16 has batch norm. It uses two coefficients for it, one for features and one
+for the classifier, as it does only for networks with batch norm (appendix D.2), so the default is norm="batch"; norm="none"
+is the network of 2015. It does not say what the head reads, either. Here, as in FIRE, that is the 2x2 positions that five
+poolings leave of 64x64 images, rather than the 7x7 of torchvision. Convolutions before a norm have biases, as in FIRE's code
+and in torchvision, although a batch norm removes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class VGG(nn.Module):
     """Stages of 3x3 convolutions that end in 2x2 max-pooling, then linear layers.
 
     size: height and width of the images; a pooling of an odd side drops its last row.
-    widths, convolutions: of the stages, one of each.
+    widths, convolutions: channels and number of convolutions of each stage.
 
     >>> sum(parameter.numel() for parameter in VGG().parameters())
     18075912
@@ -46,13 +46,13 @@ class VGG(nn.Module):
         super().__init__()
         if len(widths) != len(convolutions):
             raise ValueError(
-                f"widths={list(widths)} and convolutions={list(convolutions)} differ in length: give one of each a stage"
+                f"widths={list(widths)} and convolutions={list(convolutions)} differ in length: pass one of each per stage"
             )
         check_sizes(widths=widths, convolutions=convolutions, hidden=hidden, classes=classes)
         side = size >> len(widths)
         if side < 1:
             raise ValueError(
-                f"images of {size}x{size} are too small for {len(widths)} poolings: give images of {2 ** len(widths)} or "
+                f"images of {size}x{size} are too small for {len(widths)} poolings: use images of {2 ** len(widths)} or "
                 "more, or fewer widths and convolutions"
             )
         features: list[nn.Module] = []

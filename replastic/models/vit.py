@@ -1,12 +1,12 @@
-"""ViT-Tiny for 32x32 images: patches of 4x4, twelve blocks of width 192, as FIRE has it on CIFAR-100.
+"""ViT-Tiny for 32x32 images: patches of 4x4, twelve blocks of width 192, as FIRE uses it on CIFAR-100.
 
-Dosovitskiy et al.: An Image is Worth 16x16 Words, ICLR 2021, in the form of the vit-pytorch library: a layer norm on either
-side of the patch embedding, pre-norm blocks, a norm before the classifier, which reads the class token; no dropout; class
-token and positions drawn from N(0, 1), all else initialised as torch does.
+Dosovitskiy et al.: An Image is Worth 16x16 Words, ICLR 2021, in the form of the vit-pytorch library: layer norms before and
+after the patch embedding, pre-norm blocks, and a norm before the classifier, which reads the class token. There is no
+dropout. Class token and positions are drawn from N(0, 1); everything else has torch's default initialisation.
 
-Queries, keys and values are layers of their own, as FIRE's choice of weights for ViT wants it: where="paper_vit" finds
-`to_q` and `to_k` of each block. They have no biases (that is what 5.37 M parameters for 100 classes say: with them it would
-be 5.38 M), all other linear layers have one.
+Queries, keys and values are separate layers, as FIRE's choice of weights for ViT needs: where="paper_vit" selects `to_q` and
+`to_k` of each block. They have no biases, which follows from the paper's 5.37 M parameters for 100 classes (with biases
+there would be 5.38 M). All other linear layers have one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ViT(nn.Module):
     """A vision transformer.
 
     size: height and width of the images; a multiple of `patch`.
-    dim: width of the residual stream; heads, head_dim: of attention; mlp: hidden units of each block.
+    dim: width of the residual stream. heads, head_dim: number and width of attention heads. mlp: hidden units per block.
 
     >>> sum(parameter.numel() for parameter in ViT().parameters())
     5373700
@@ -46,10 +46,10 @@ class ViT(nn.Module):
         check_sizes(patch=patch, dim=dim, depth=depth, heads=heads, head_dim=head_dim, mlp=mlp, classes=classes)
         if size % patch or size < patch:
             raise ValueError(
-                f"images of {size}x{size} cannot be cut into patches of {patch}x{patch}: give a divisor as patch"
+                f"images of {size}x{size} cannot be cut into patches of {patch}x{patch}: pass a patch that divides {size}"
             )
         if activation == "crelu":
-            raise ValueError("activation='crelu' doubles axis 1, which in a transformer is the tokens: give another")
+            raise ValueError("activation='crelu' doubles axis 1, the tokens of a transformer: pass another activation")
         inputs = image_channels * patch * patch
         self.patch = patch
         self.embed = nn.Sequential(nn.LayerNorm(inputs), nn.Linear(inputs, dim), nn.LayerNorm(dim))
@@ -61,7 +61,7 @@ class ViT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw anew what is the model's own: the class token and the positions. Layers have this method themselves."""
+        """Redraw the class token and the positions. Layers have a reset_parameters() of their own."""
         nn.init.normal_(self.cls_token)
         nn.init.normal_(self.positions)
 
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token looks at every other."""
+    """Multi-head self-attention."""
 
     def __init__(self, dim: int, heads: int, head_dim: int) -> None:
         super().__init__()
