@@ -1,4 +1,4 @@
-"""Measure how a network loses its ability to learn, and give it back.
+"""Measure how a network loses its ability to learn, and restore it.
 
 >>> import torch, replastic as rp
 >>> model = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
@@ -19,7 +19,7 @@ if _TYPE_CHECKING:
 
 try:
     __version__ = _version("replastic")
-except _PackageNotFoundError:  # used from a checkout that was never installed
+except _PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0+unknown"
 
 
@@ -27,7 +27,7 @@ _install()
 
 
 def __getattr__(name: str) -> _Any:
-    """A module of the package, or a public name. Not before it is asked for: reports and help do without torch."""
+    """A module of the package or a public name, imported on first use, so that reports and help do not import torch."""
     if name == "__all__":
         return _public_names()
     if name.isidentifier() and not name.startswith("_"):

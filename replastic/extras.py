@@ -1,4 +1,4 @@
-"""Packages that only some need: imported where they are used, and if missing with what to type."""
+"""Optional packages: imported where they are used, with an error that names the extra to install."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Names in a sentence: a few of them, however many there are, and whatever letters they have."""
+"""Names in messages: only the first few of many, and with special characters escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# Control characters, which terminals obey; characters without a width, and those that reverse the direction of writing; and
-# halves of characters. Joiners (U+200C, U+200D) are part of words and of pictures.
+# Control characters, which terminals execute; characters without a width; characters that change the direction of text; and
+# surrogates. Joiners (U+200C, U+200D) are allowed: they are part of words and emoji.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -14,7 +14,7 @@ _UNSEEN = re.compile(
 
 
 def some(names: Iterable[str], between: str = ", ") -> str:
-    """The first three, and how many more there are.
+    """The first three names, and the number of further ones.
 
     >>> some(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
@@ -24,7 +24,7 @@ def some(names: Iterable[str], between: str = ", ") -> str:
 
 
 def visible(text: str) -> str:
-    r"""With an escape in the place of every character that would do something instead of being shown.
+    r"""The text with every character escaped that would have an effect instead of being shown.
 
     >>> visible("a\x1b[31mb\u202e")
     'a\\x1b[31mb\\u202e'
@@ -33,5 +33,5 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same, of tabs and new lines as well."""
+    """The text with tabs and line breaks escaped, too."""
     return visible(text).replace("\t", "\\t").replace("\n", "\\n")

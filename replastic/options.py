@@ -1,4 +1,4 @@
-"""Is what was given for a function's arguments what it takes? For names and options that come from files."""
+"""Check names and options from files against the arguments of the function that they are passed to."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class OptionError(ValueError):
-    """A name or an option that cannot be meant; says what can."""
+    """An unknown name or an invalid option; the message has the valid ones."""
 
 
 def check_options(
     made_by: Callable[..., Any], options: Mapping[str, Any], where: str, *, given: Sequence[str] = ()
 ) -> None:  # fmt: skip
-    """Raise unless options are arguments of a function or class, of their types; `given` are set by others.
+    """Raise unless options are arguments of a function or class, with values of their types. `given`: arguments that are
+    set elsewhere, and not by options.
 
     >>> def fire(steps: int = 10): ...
     >>> check_options(fire, {"step": 5}, "[arms.FIRE]")
@@ -27,14 +28,14 @@ def check_options(
     arguments = options_of(made_by, given)
     for option in options:
         if option in given:
-            raise OptionError(f"{where} has the key {option!r}, which follows from the rest: leave it out")
+            raise OptionError(f"{where} has the key {option!r}, which is set by the rest of the file: leave it out")
     check_keys(options, list(arguments), where, [name for name, (_, needed) in arguments.items() if needed])
     for option, value in options.items():
         check_type(value, arguments[option][0], f"{where} {option}")
 
 
 def options_of(made_by: Callable[..., Any], given: Sequence[str] = ()) -> dict[str, tuple[Any, bool]]:
-    """The arguments that a file may set: their types, and whether they must be."""
+    """The arguments that a file may set: for each its type, and whether it is required."""
     hints = hints_of(made_by)
     return {
         name: (hints.get(name, Any), argument.default is argument.empty)
@@ -44,18 +45,18 @@ def options_of(made_by: Callable[..., Any], given: Sequence[str] = ()) -> dict[s
 
 
 def hints_of(made_by: Callable[..., Any]) -> dict[str, Any]:
-    """The types of its arguments. Those of a dataclass are looked up where each field was written."""
+    """The types of the arguments. Those of a dataclass are resolved in the module that defines each field."""
     if not inspect.isclass(made_by):
         return get_type_hints(made_by)
     if dataclasses.is_dataclass(made_by):
         fields = {item.name for item in dataclasses.fields(made_by) if item.init}
         if fields == set(inspect.signature(made_by).parameters):
             return get_type_hints(made_by)
-    return get_type_hints(made_by.__init__)  # a class that takes its arguments itself
+    return get_type_hints(made_by.__init__)  # a class with an __init__ of its own
 
 
 def with_defaults(made_by: Callable[..., Any], options: Mapping[str, Any], given: Sequence[str] = ()) -> dict[str, Any]:
-    """Options together with the defaults of those that are not set; what JSON has no word for is written out."""
+    """Options together with the defaults of the others. Values that JSON cannot represent become their repr()."""
     defaults = {
         name: argument.default
         for name, argument in inspect.signature(made_by).parameters.items()
@@ -65,7 +66,7 @@ def with_defaults(made_by: Callable[..., Any], options: Mapping[str, Any], given
 
 
 def check_keys(table: Mapping[str, Any], known: Sequence[str], where: str, required: Iterable[str] = ()) -> None:
-    """Raise for a key that nothing would use, and for one that is missing."""
+    """Raise for an unknown key, and for a missing one that is required."""
     for key in table:
         if key not in known:
             raise OptionError(f"{where} has the key {key!r}: {nearest(key, known)}")
@@ -75,7 +76,7 @@ def check_keys(table: Mapping[str, Any], known: Sequence[str], where: str, requi
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """What may have been meant."""
+    """The known name that is most similar, and a list of all, as part of a message."""
     known = list(known)
     lower = {name.lower(): name for name in known}
     near = [lower[name] for name in difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.5)]
@@ -85,13 +86,13 @@ def nearest(given: str, known: Iterable[str]) -> str:
 
 
 def check_type(value: Any, kind: Any, where: str) -> None:
-    """Raise unless a value is of an annotated type."""
+    """Raise unless a value has an annotated type."""
     if not _fits(value, kind):
-        raise OptionError(f"{where} = {value!r}: give {_described(kind)}")
+        raise OptionError(f"{where} = {value!r}: must be {_described(kind)}")
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a TOML value is of an annotated type. What TOML has no word for fits nothing."""
+    """Whether a TOML value has an annotated type. Types that TOML does not have accept nothing."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return True
@@ -111,7 +112,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _is_list(origin: Any) -> bool:
-    """Whether an annotation such as Sequence[int] or Iterable[str] is what a TOML list can be given for."""
+    """Whether an annotation accepts a TOML list, for example Sequence[int] or Iterable[str]."""
     return inspect.isclass(origin) and (origin is tuple or issubclass(list, origin))
 
 
@@ -123,5 +124,5 @@ def _described(kind: Any) -> str:
         return " or ".join(_described(one) for one in inner if one is not type(None))
     if _is_list(origin):
         return f"a list, each {_described(inner[0])}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string in quotes"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))

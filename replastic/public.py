@@ -1,4 +1,4 @@
-"""The public names. `import replastic` brings them in when the first of them is used, and torch with them."""
+"""The public names. `import replastic` imports them, and with them torch, when one of them is first used."""
 
 from . import checkpoint as checkpoint
 from . import linalg as linalg

