@@ -1,4 +1,4 @@
-"""`replastic new-method`: a method of your own to begin with, and its test."""
+"""`replastic new-method`: write a method to start from, and its test."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(kw_only=True)
 class NewMethod(Command):
-    """Write a method of your own to begin with, and its test."""
+    """Write a method to start from, and its test."""
 
     name: ClassVar[str] = "new-method"
 
     method: Positional[Annotated[str, arg(metavar="NAME")]]
-    """As in soft_reset: the file's name; the class will be SoftReset."""
+    """The file's name, such as soft_reset; the class is then SoftReset."""
     folder: Annotated[str, arg(metavar="DIR")] = "."
-    """Where to write them."""
+    """The folder to write both files to."""
 
     def __call__(self) -> int:
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", self.method).lower()
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise OptionError(f"{self.method!r} is no name for a Python file: give letters and _, as in soft_reset")
+            raise OptionError(f"{self.method!r} is not a name for a Python file: use letters and _, as in soft_reset")
         if find_spec(name) is not None and not (Path(self.folder) / f"{name}.py").exists():
-            raise OptionError(f"there is a module {name!r} already, which the file would hide: choose another name")
+            raise OptionError(f"a module {name!r} exists already, and the file would hide it: choose another name")
         kind = "".join(part.capitalize() for part in name.split("_"))
         folder = Path(self.folder)
         if folder.exists() and not folder.is_dir():
-            raise OptionError(f"--folder {folder} is a file: give a folder, which may be new")
+            raise OptionError(f"--folder {folder} is a file: pass a folder, which need not exist")
         files = {folder / f"{name}.py": "method.py.txt", folder / f"test_{name}.py": "test_method.py.txt"}
         for path in files:
             if path.exists():
-                raise OptionError(f"{path} is there already: delete it, or choose another name; nothing was written")
+                raise OptionError(f"{path} exists already: delete it, or choose another name; nothing was written")
         folder.mkdir(parents=True, exist_ok=True)
         words = {"title": name.replace("_", " ").capitalize(), "kind": kind, "name": name}
         for path, template in files.items():
             text = (_TEMPLATES / template).read_text(encoding="utf-8")
             path.write_text(text.format(**words), encoding="utf-8")
         method, test = files
-        print_line(f"{method}: a method that works; make it yours")
-        print_line(f"{test}: run it with  pytest {test}")
-        print_line(f'In an experiment\'s file beside them:\n\n[arms.mine]\nname = "{name}.py:{kind}"\nrate = 0.5')
+        print_line(f"{method}: a working method to change")
+        print_line(f"{test}: its test; run it with  pytest {test}")
+        print_line(f'In an experiment file in the same folder:\n\n[arms.mine]\nname = "{name}.py:{kind}"\nrate = 0.5')
         return 0
