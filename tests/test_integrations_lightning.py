@@ -448,7 +448,7 @@ def test_strategies_that_shard_weights_are_refused() -> None:
         ({"methods": rp.FIRE}, TypeError, r"write FIRE\(\)"),
         ({"methods": []}, ValueError, "methods is empty"),
         ({"methods": rp.FIRE(), "every_steps": 0}, ValueError, "every_steps=0"),
-        ({"methods": rp.FIRE(), "at_epochs": [0]}, ValueError, "at_epochs holds 0"),
+        ({"methods": rp.FIRE(), "at_epochs": [0]}, ValueError, "at_epochs .*0"),
         ({"methods": [rp.FIRE(), rp.FullReset()], "on_new_data": False}, ValueError, "FIRE, FullReset would never act"),
         ({"methods": rp.DASH()}, ValueError, "DASH needs the data"),
         ({"methods": rp.DASH(), "on_new_data": False, "every_steps": 5}, ValueError, "DASH needs the data"),

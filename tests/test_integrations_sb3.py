@@ -397,7 +397,7 @@ def test_targets_are_kept_where_a_method_does_not_change_their_networks() -> Non
         (rp.ReDo(), "every step"),
         (rp.ER(), "every step"),
         (rp.HareAndTortoise(), "every step"),
-        (rp.DASH(), "looks at the data"),
+        (rp.DASH(), "needs the data"),
         (rp.PlasticityInjection(), "changes the networks' modules"),
         (rp.UseMuon(), "does nothing at boundaries.*optimizer_class"),
     ],
@@ -411,7 +411,7 @@ def test_methods_that_could_not_be_right_are_refused(method: rp.Method, message:
     ("arguments", "message"),
     [
         ({"methods": []}, "methods is empty"),
-        ({"at_steps": [0]}, "at_steps holds 0"),
+        ({"at_steps": [0]}, "at_steps .*0"),
         ({"every_steps": 0}, "every_steps=0"),
         ({"networks": []}, "networks="),
         ({"networks": [1]}, "networks="),
@@ -432,7 +432,7 @@ def test_a_build_that_is_no_function_is_refused() -> None:
     ("kind", "message"), [("SAC", "it has actor, critic"), ("DQN", "it has q_net"), ("PPO", "method's where")]
 )
 def test_networks_that_there_are_not_are_named(kind: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"'critc', which is no trained network.*{message}"):
+    with pytest.raises(ValueError, match=f"'critc'.*{message}"):
         make(kind).learn(10, callback=PlasticityCallback(rp.FIRE(), networks=["critc"]))
 
 
@@ -487,7 +487,7 @@ def test_policies_of_other_algorithms_are_understood_by_how_they_are_laid_out() 
     ],
 )
 def test_policies_that_are_not_understood_are_refused(policy: nn.Module, found: str) -> None:
-    with pytest.raises(TypeError, match=f"Laid is laid out like no policy.*{found}.*rp.fire_"):
+    with pytest.raises(TypeError, match=f"Laid .*policy.*{found}.*rp.fire_"):
         parts_of(policy, None)
 
 
@@ -542,5 +542,5 @@ def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_without_a_moment_to_come_there_is_an_error() -> None:
-    with pytest.raises(ValueError, match="FIRE would never act: with on_new_env=False give steps"):
+    with pytest.raises(ValueError, match=r"FIRE would never act: with on_new_env=False .*every_steps"):
         PlasticityCallback(rp.FIRE(), on_new_env=False)

@@ -1,4 +1,4 @@
-"""The same methods in other people's training loops: one file for each, imported only by those who have the package.
+"""Methods in the training loops of other libraries: one file per library, which needs the library to be installed.
 
 from replastic.integrations.lightning import PlasticityCallback
 from replastic.integrations.transformers import PlasticityCallback

@@ -6,8 +6,8 @@
     trainer.fit_loop.max_epochs = 10
     trainer.fit(model, second)  # other data than before: FIRE comes before its first batch
 
-Lightning comes as `lightning` and as `pytorch_lightning`, and a Trainer takes callbacks of its own package alone. This one
-is of the package that is imported already, of both if both are; if none is, of `lightning`, or else the other.
+Lightning has two packages, `lightning` and `pytorch_lightning`, and a Trainer accepts only callbacks of its own package.
+This callback is of the package that is imported already, or of both; if neither is, of the one that is installed.
 """
 
 from __future__ import annotations
@@ -46,44 +46,45 @@ _SHARDING = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAF
 
 
 class _Counts(NamedTuple):
-    """How far a trainer is: steps of the optimiser, and epochs that are over."""
+    """The progress of a trainer: steps of the optimiser, and finished epochs."""
 
     steps: int
     epochs: int
 
 
 class PlasticityCallback(DataCallback, Callback):
-    """Methods that act while a Lightning Trainer trains; `boundaries` says when, `learner` is what they act on.
+    """Methods that act while a Lightning Trainer trains, on `learner`; `boundaries` lists when.
 
-    Boundaries are where the data changes. Each comes at the start of the next batch, and none after the last one: what is
-    validated, saved and left in the end is a network that was trained after it was changed. Moments that fall together are
-    one boundary. For code that knows when the data changes: `callback.boundary()`.
+    There is a boundary when the data changes. Methods act at the start of the next batch and never after the last one, so
+    the network that is validated and saved was trained after it was changed. Moments that coincide are one boundary. Code
+    that knows when the data changes calls `callback.boundary()`.
 
-    methods: one or several, as of `Learner`.
+    methods: one or several, as in `Learner`.
     at_steps, every_steps: steps of the optimiser, as in `trainer.global_step`. With several optimisers Lightning counts the
-        steps of each; in a new Trainer it counts from nought.
-    at_epochs, every_epochs: epochs that are over, likewise.
-    on_new_data: the training data are another data set object than before: `fit` is called again with other data, or loaders
-        are reloaded. A hook that makes its data set anew each time makes another object. One that was changed in
-        place is not noticed, nor another sampler, nor other data after a resume in a new process: call `boundary()`.
-    build: makes a newly initialised LightningModule. example, seed: as of `Learner`.
+        steps of each. A new Trainer counts from zero.
+    at_epochs, every_epochs: finished epochs. A new Trainer counts from zero.
+    on_new_data: whether there is a boundary when the data set is another object: `fit` is called again with other data, or
+        loaders are reloaded. A hook that creates its data set each time creates another object. A data set that was changed
+        in place is not noticed, nor is another sampler, or other data after a resume in a new process: call `boundary()`.
+    build: creates a newly initialised LightningModule.
+    example, seed: as in `Learner`.
 
-    Of Lightning's own ways:
-        - Gradients of penalties are added once for each step of the optimiser, after accumulation and unscaling (float16)
-          and before clipping; they are not in the loss that is logged. `after_step` comes once for each step as well, with
-          the batch if it is a pair of inputs and targets. A step that was skipped is none. With manual optimisation
-          Lightning does not say what a step is: there only methods that act at boundaries can be used.
-        - Checkpoints hold what methods remember, and `fit(ckpt_path=...)` goes on from there. It is found by the methods'
-          names and by the moments: keep these as they were. After Plasticity Injection the model has other modules than
-          when it was made, and Lightning cannot load its weights.
-        - Lightning makes the optimisers anew in every `fit`. Within one, FIRE clears the momenta of weights that it changes.
-        - DDP: all processes do the same, and nothing is sent. CBP, DASH, ER, ReDo, SNR and FIREOnAlarm, which look at
-          batches, of which each process has others, are refused, and so is PlasticityInjection, which changes modules. FSDP,
-          DeepSpeed and model parallelism are refused: no process holds whole weights there. Where processes are spawned or
-          forked, what the callback remembers ends with them: use one `fit`.
+    Together with Lightning:
+        - Gradients of penalties are added once per step of the optimiser, after accumulation and unscaling (float16) and
+          before clipping. They are not part of the loss that is logged. `after_step` is also called once per step, with
+          the batch if it is a pair of inputs and targets. A skipped step does not count. With manual optimisation Lightning
+          does not report steps, so only methods that act at boundaries can be used.
+        - Checkpoints have the methods' state, from which `fit(ckpt_path=...)` resumes. It is found by the names of the
+          methods and by the moments, so do not change these. Lightning cannot load a checkpoint after Plasticity
+          Injection, which has changed the model's modules.
+        - Lightning creates new optimisers in every `fit`. Within one, FIRE clears the momenta of weights that it changes.
+        - DDP: methods do the same in every process, without communication. CBP, DASH, ER, ReDo, SNR and FIREOnAlarm, which
+          depend on the batches of a process, are refused, and so is PlasticityInjection, which changes modules. FSDP,
+          DeepSpeed and model parallelism are refused, because no process holds whole weights. If processes are spawned or
+          forked, the callback's state ends with them: use one `fit`.
     """
 
-    _passed: _Counts | None = None  # up to where moments have been looked for
+    _passed: _Counts | None = None  # counts up to which moments have been checked
     _by_hand = False
     _task: Task | None = None
     _data: list[Any] | None = None  # what was trained on last
@@ -91,9 +92,9 @@ class PlasticityCallback(DataCallback, Callback):
     _hooks: Sequence[Any] = ()
 
     def boundary(self, task: Task | None = None) -> None:
-        """The data changes now: have the methods act before the next batch trains, be it of this `fit` or of the next.
+        """The data changes now: the methods act before the next batch trains, in this `fit` or the next one.
 
-        Before the first `fit` it says that the model has been trained elsewhere.
+        Before the first `fit` it means that the model was trained elsewhere.
         """
         check_task(task, self._attached.methods)
         self._by_hand, self._task = True, task
@@ -103,7 +104,7 @@ class PlasticityCallback(DataCallback, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check_loop(trainer, pl_module)
         self._attached.check_processes(trainer.world_size)
-        # Only now: before, Lightning has neither made the optimisers nor loaded what a checkpoint has of them.
+        # Not earlier: now Lightning has created the optimisers, and loaded their state from a checkpoint.
         self._attached.attach(pl_module, trainer.optimizers)
         for hook in self._hooks:
             hook.remove()
@@ -138,7 +139,7 @@ class PlasticityCallback(DataCallback, Callback):
 
     @property
     def state_key(self) -> str:
-        """Under which a checkpoint holds it: the names of its methods, and its moments."""
+        """The key of the callback's state in a checkpoint: the names of its methods, and its moments."""
         names = [type(method).__name__ for method in self._attached.methods]
         moments = {
             "at_steps": sorted(self.moments.at_steps),
@@ -158,7 +159,7 @@ class PlasticityCallback(DataCallback, Callback):
         self._by_hand = self._by_hand or state_dict["by_hand"]
 
     def _due(self, trainer: Trainer) -> str:
-        """Why there is a boundary now; empty if there is none."""
+        """Why there is a boundary now; empty if there is not."""
         assert self._passed is not None
         before, now = self._passed, _counts(trainer)
         data, known = list(_data_sets(trainer.train_dataloader)), self._data
@@ -179,14 +180,14 @@ class PlasticityCallback(DataCallback, Callback):
         sharding = _SHARDING.intersection(kind.__name__ for kind in type(trainer.strategy).__mro__)
         if sharding:
             raise TypeError(
-                f"the Trainer uses {sharding.pop()}, where no process holds whole weights: train with DDP, or act on the "
+                f"the Trainer uses {sharding.pop()}, where no process holds whole weights: train with DDP, or change the "
                 "whole model before training, as with rp.fire_(model)"
             )
         in_steps = [type(method).__name__ for method in self._attached.methods if acts_in_steps(method)]
         if in_steps and not pl_module.automatic_optimization:
             raise ValueError(
-                f"{', '.join(in_steps)} acts in every step, and with manual optimisation Lightning does not say what one "
-                "is: use automatic optimisation, or an rp.Learner in your module, whose penalty() and after_step() you call"
+                f"{', '.join(in_steps)} acts in every step, but with manual optimisation Lightning does not report steps: "
+                "use automatic optimisation, or an rp.Learner in your module, whose penalty() and after_step() you call"
             )
 
 
@@ -195,7 +196,7 @@ def _counts(trainer: Trainer) -> _Counts:
 
 
 def _data_sets(loaders: Any) -> Iterator[Any]:
-    """Of one loader, or of lists and dicts of them; of an iterable that has no data set, itself."""
+    """The data set of a loader, or those of lists and dicts of loaders; an iterable without a data set stands for itself."""
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
     if isinstance(loaders, tuple | list):
@@ -210,6 +211,6 @@ def _has_gradients(optimizer: Optimizer) -> bool:
 
 
 def _scale(trainer: Trainer, optimizer: Optimizer) -> float:
-    """By which the gradients are still scaled: Lightning unscales them before, unless the optimiser does so in its step."""
+    """The factor that gradients still have: Lightning has unscaled them, unless the optimiser does so in its step."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return scaler.get_scale() if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False) else 1.0

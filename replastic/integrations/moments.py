@@ -1,4 +1,4 @@
-"""When a loop that knows nothing of tasks has a boundary: at steps or epochs that were chosen, or when it is told."""
+"""When a loop without tasks has a boundary: at chosen steps or epochs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Moments:
-    """Boundaries, by counting. A step is one of the optimiser (in reinforcement learning, of the environment).
+    """Boundaries at chosen counts. A step is one of the optimiser (in reinforcement learning, of the environment).
 
-    at_steps, at_epochs: after so many of them.
-    every_steps, every_epochs: each time that so many have passed.
+    at_steps, at_epochs: a boundary after each of these numbers of steps or epochs.
+    every_steps, every_epochs: a boundary after every such number of steps or epochs.
 
     >>> moments = Moments.of(every_steps=100)
     >>> moments.between_steps(99, 100), moments.between_steps(100, 101), moments.between_steps(190, 410)
@@ -32,7 +32,7 @@ class Moments:
         at_epochs: Iterable[int] | int = (),
         every_epochs: int | None = None,
     ) -> Moments:
-        """From what a caller writes; raises if a moment can never come."""
+        """From a callback's arguments; raises for numbers that can never be reached."""
         return cls(
             _numbers("at_steps", at_steps),
             _period("every_steps", every_steps),
@@ -46,11 +46,11 @@ class Moments:
 
     @property
     def any(self) -> bool:
-        """Whether there is one at all."""
+        """Whether any moment was chosen."""
         return bool(self.at_steps or self.every_steps or self.at_epochs or self.every_epochs)
 
     def between_steps(self, before: int, now: int) -> bool:
-        """Whether one came after `before` steps, up to and with `now`: loops may take several at once."""
+        """Whether a moment lies after `before` and not after `now`: loops may make several steps at once."""
         return _between(self.at_steps, self.every_steps, before, now)
 
     def between_epochs(self, before: int, now: int) -> bool:
@@ -66,7 +66,7 @@ def _numbers(name: str, given: Iterable[int] | int) -> frozenset[int]:
     numbers = frozenset(given if isinstance(given, Iterable) else [given])
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"{name} holds {number!r}: give whole numbers from 1 on, as in {name}=[1000, 2000]")
+            raise ValueError(f"{name} contains {number!r}: pass integers of 1 or more, as in {name}=[1000, 2000]")
     return numbers
 
 
@@ -74,5 +74,5 @@ def _period(name: str, given: int | None) -> int:
     if given is None:
         return 0
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ValueError(f"{name}={given!r}: give a whole number from 1 on, as in {name}=1000")
+        raise ValueError(f"{name}={given!r}: pass an integer of 1 or more, as in {name}=1000")
     return given

@@ -30,37 +30,37 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm  # no
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecTransposeImage  # noqa: E402
 
 _log = logging.getLogger(__name__)
-_PUT_AROUND = (Monitor, VecTransposeImage)  # by set_env, around whatever it is given
+_PUT_AROUND = (Monitor, VecTransposeImage)  # wrappers that set_env adds to any environment
 
 
 class PlasticityCallback(HasLearner, BaseCallback):
-    """Methods that act on an agent's networks: FIRE, resets, Shrink & Perturb and whatever else acts at boundaries.
+    """Methods that act on an agent's networks at boundaries: FIRE, resets, Shrink & Perturb and others.
 
-    A boundary comes at the steps that are given, when the agent has another environment than before, and when `boundary()`
-    was called. Methods then act before the next rollout begins, and never elsewhere: PPO and A2C keep log-probabilities and
-    values of the policy that collects a rollout, which must be the one that learns from it; and what is changed after the
-    last training of `learn` would be evaluated before it could train on. A moment at the very end of `learn` thus waits for
-    the next `learn(reset_num_timesteps=False)` with the same callback. Before the first update nothing has been learnt, and
-    there is no boundary.
+    There is a boundary at the chosen steps, when the agent's environment is replaced, and after a call of `boundary()`.
+    Methods always act before the next rollout begins. PPO and A2C keep log-probabilities and values of the policy that
+    collects a rollout, so the same policy must learn from it. And a network that was changed after the last training of
+    `learn` would be evaluated before it could be trained. So a boundary at the very end of `learn` waits for the next
+    `learn(reset_num_timesteps=False)` with the same callback. There is no boundary before the first update.
 
-    The learner's model is the online networks under their names in the policy's state dict, such as
-    "actor.latent_pi.0.weight" and "q_net.q_net.0.weight". Target networks whose online network was changed become copies of
-    it. The optimisers forget what they remember of the changed weights, and only of those, unless a method has
+    The learner's model consists of the online networks, under their names in the policy's state dict, such as
+    "actor.latent_pi.0.weight" and "q_net.q_net.0.weight". If an online network is changed, its target network becomes a copy
+    of it. The optimisers' state of the changed weights, and only of these, is cleared, unless a method has
     clear_state=False.
 
-    methods: those that act at boundaries alone. Stable-Baselines3 lets nobody in between two steps of the optimiser.
-    at_steps, every_steps: of the environments together, as `agent.num_timesteps` counts them. The boundary comes with the
-        first rollout that begins then or later. `learn()` counts anew from 0 unless reset_num_timesteps=False.
-    on_new_env: whether another environment, as by `agent.set_env`, is a boundary.
-    networks: which to act on, as in networks=["critic"]; None: all that are trained. Their names are the policy's: "q_net"
-        for DQN, "actor" and "critic" for SAC, TD3 and DDPG. PPO and A2C have one, the policy: choose layers with `where`.
-    build: makes a newly initialised policy, for methods that need one. None: as the agent made its own.
-    seed: of all randomness of the methods.
-    verbose: 1: a line in the agent's log for each boundary.
+    methods: methods that act at boundaries only: Stable-Baselines3 has no callback between two steps of the optimiser.
+    at_steps, every_steps: steps of all environments together, as in `agent.num_timesteps`. The boundary comes with the first
+        rollout that begins then or later. `learn()` counts from 0 again unless reset_num_timesteps=False.
+    on_new_env: whether there is a boundary when the environment is replaced, for example by `agent.set_env`.
+    networks: names of the networks to act on, as in networks=["critic"]; None: all that are trained. The names are the
+        policy's: "q_net" for DQN, "actor" and "critic" for SAC, TD3 and DDPG. PPO and A2C have one network, the policy:
+        choose layers with a method's `where`.
+    build: creates a newly initialised policy, for methods that need one. None: as the agent created its own.
+    seed: for all randomness of the methods.
+    verbose: 1: write a line to the agent's log at each boundary.
 
-    `agent.save` saves nothing of this callback. Save `state_dict()` beside it, and a callback with the same methods that is
-    given it with `load_state_dict` goes on where this one was. Without it, moments that lie behind the loaded agent are
-    past, and the run's first weights, to which `FullReset` goes back, are those that the agent was loaded with.
+    `agent.save` does not save this callback. Save its `state_dict()`, too; a callback with the same methods resumes from it
+    with `load_state_dict`. Otherwise steps before those of the loaded agent count as passed, and the run's initial weights,
+    to which `FullReset` resets, are those of the loaded agent.
     """
 
     def __init__(
@@ -83,24 +83,24 @@ class PlasticityCallback(HasLearner, BaseCallback):
             _check_where(method)
         self._moments = Moments.of(at_steps=at_steps, every_steps=every_steps)
         comes = on_new_env or self._moments.any
-        self._attached.check_moments(comes, "with on_new_env=False give steps, as in every_steps=100_000")
+        self._attached.check_moments(comes, "with on_new_env=False pass steps, as in every_steps=100_000")
         self._names = _names(networks)
         self._build, self._on_new_env = build, on_new_env
         self._parts: Parts | None = None
-        self._seen: int | None = None  # steps, up to which moments have been looked for
+        self._seen: int | None = None  # the number of steps up to which moments have been checked
         self._asked = False
-        self._env: list[Any] | None = None  # itself and not its id, which another object may get
+        self._env: list[Any] | None = None  # the objects, because ids may be reused
 
     def boundary(self) -> None:
-        """Say that the environment changes now. The methods act before the next rollout."""
+        """Tell the callback that the environment changes now. The methods act before the next rollout."""
         self._asked = True
 
     def state_dict(self) -> dict[str, Any]:
-        """What `agent.save` does not save; safe to load with weights_only=True."""
+        """The callback's state, which `agent.save` does not save; safe to load with weights_only=True."""
         return {"attached": self._attached.state_dict(), "seen": self._seen, "asked": self._asked}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from there, with an agent that was saved at the same time."""
+        """Resume from a state, with an agent that was saved at the same time."""
         self._attached.load_state_dict(saved["attached"])
         self._seen, self._asked = saved["seen"], saved["asked"]
 
@@ -112,16 +112,16 @@ class PlasticityCallback(HasLearner, BaseCallback):
         parts = parts_of(agent.policy, self._names)
         if self._parts is not None and _same(parts.networks, self._parts.networks):
             parts = parts._replace(model=self._parts.model)
-        self._attached.attach(parts.model, parts.optimizers)  # raises if there were other networks before
+        self._attached.attach(parts.model, parts.optimizers)  # raises if the networks were replaced
         self._parts = parts
         if first and _has_learnt(agent) and not self.learner.state_dict()["begun"]:
-            self.learner.begin()  # what it learnt before it had this callback counts as a task
+            self.learner.begin()  # training without this callback counts as a task
 
     def _on_training_start(self) -> None:
         self._check_place()
         now = self.model.num_timesteps
         if self._seen is None:
-            # Nothing acts at a step before training goes on from it, so a moment at this very step is yet to come.
+            # Methods act when training continues from a step, so a moment at this very step is still to come.
             self._seen = max(now - 1, 0)
 
     def _on_rollout_start(self) -> None:
@@ -173,8 +173,8 @@ class PlasticityCallback(HasLearner, BaseCallback):
     def _check_place(self) -> None:
         if self.parent is not None:
             raise TypeError(
-                f"this callback stands inside {type(self.parent).__name__}, which does not say when rollouts begin: give it "
-                "to learn(callback=...) itself, or in a list with others, and say when with every_steps or at_steps"
+                f"this callback is inside {type(self.parent).__name__}, which does not report when rollouts begin: pass it "
+                "to learn(callback=...), alone or in a list, and choose moments with every_steps or at_steps"
             )
 
 
@@ -187,7 +187,7 @@ def _has_learnt(agent: Any) -> bool:
 
 
 def _layers(env: Any) -> list[Any]:
-    """What an environment is made of, without what Stable-Baselines3 has put around it."""
+    """The environment and its wrappers, without those that Stable-Baselines3 adds."""
     layers = []
     while isinstance(env, VecEnvWrapper):
         layers.append(env)
@@ -212,21 +212,21 @@ def _names(networks: Iterable[str] | None) -> list[str] | None:
         return None
     names = [networks] if isinstance(networks, str) else list(networks)
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"networks={networks!r}: give names, as in networks=['critic'], or leave it out for all")
+        raise ValueError(f"networks={networks!r}: pass names, as in networks=['critic'], or leave it out for all")
     return names
 
 
 def _check_method(method: Method) -> None:
-    """Raise unless it acts at boundaries alone, on the weights that are there."""
+    """Raise unless the method acts only at boundaries, and changes weights rather than modules."""
     kind = type(method)
     if kind.overrides("penalty") or kind.overrides("after_step"):
         raise TypeError(
-            f"{kind.__name__} acts at every step of the optimiser, where Stable-Baselines3 lets nobody in: use methods that "
-            "act at boundaries, such as rp.FIRE(). Weight decay is the optimiser's own, as in "
+            f"{kind.__name__} acts at every step of the optimiser, where Stable-Baselines3 has no callback: use methods "
+            "that act at boundaries, such as rp.FIRE(). For weight decay, use the optimiser's, as in "
             "policy_kwargs=dict(optimizer_class=torch.optim.AdamW, optimizer_kwargs=dict(weight_decay=1e-2))"
         )
     if kind.needs_task:
-        raise TypeError(f"{kind.__name__} looks at the data of a task, and an environment has none: use another method")
+        raise TypeError(f"{kind.__name__} needs the data of a task, which an environment does not have: use another method")
     if kind.overrides("rebuild"):
         raise TypeError(
             f"{kind.__name__} changes the networks' modules, which Stable-Baselines3 could not load again: use methods that "
@@ -234,14 +234,14 @@ def _check_method(method: Method) -> None:
         )
     if not kind.overrides("at_boundary"):
         raise TypeError(
-            f"{kind.__name__} does nothing at boundaries, the one moment at which methods can act here. An optimiser is the "
-            "policy's to choose: policy_kwargs=dict(optimizer_class=...)"
+            f"{kind.__name__} does nothing at boundaries, the only moments at which methods can act here. To choose an "
+            "optimiser, use policy_kwargs=dict(optimizer_class=...)"
         )
 
 
 def _check_where(method: Method) -> None:
     if getattr(method, "where", None) == "head":
         raise ValueError(
-            f"{type(method).__name__}(where='head'): an agent has several networks, whose heads cannot be told: name the "
+            f"{type(method).__name__}(where='head'): the heads of an agent's networks cannot be determined: name the "
             "layers, as in where='q_net.q_net.4' for DQN or where=['action_net', 'value_net'] for PPO"
         )

@@ -1,4 +1,4 @@
-"""Which networks of a Stable-Baselines3 policy are trained, by which optimisers, and which targets follow them."""
+"""Which networks of a Stable-Baselines3 policy are trained, by which optimisers, and with which target networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..units import original
 
 
 class Parts(NamedTuple):
-    """What there is to act on in a policy."""
+    """The networks of a policy that methods act on."""
 
     model: nn.Module
     networks: list[nn.Module]
@@ -22,10 +22,10 @@ class Parts(NamedTuple):
 
 
 def parts_of(policy: nn.Module, names: list[str] | None) -> Parts:
-    """The online networks that optimisers train, and the targets that follow them, by how the policy is laid out.
+    """The online networks that optimisers train, and their target networks.
 
-    Either networks have an optimiser each (SAC, TD3, DDPG), or the policy has one for all of it (PPO, A2C), or for all of it
-    but the targets (DQN).
+    Either each network has an optimiser (SAC, TD3, DDPG), or the policy has one for all its parameters (PPO, A2C) or for all
+    except those of target networks (DQN).
     """
     policy = original(policy)
     children = dict(policy.named_children())
@@ -55,7 +55,7 @@ def _optimizer_of(module: nn.Module) -> Optimizer | None:
 
 
 def _trained(network: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
-    """The network, without parts that are trained with another: SAC's critic may use the actor's features extractor."""
+    """The network without parts that another's optimiser trains: SAC's critic may use the actor's features extractor."""
     if all(any(holds(optimizer, parameter) for optimizer in optimizers) for parameter in network.parameters()):
         return network
     children = network.named_children()
@@ -67,16 +67,16 @@ def _check_names(names: list[str] | None, known: Mapping[str, nn.Module], policy
         if name not in known:
             kind = type(policy).__name__
             have = f"it has {', '.join(known)}" if known else "it is one network: choose layers with a method's where"
-            raise ValueError(f"networks holds {name!r}, which is no trained network of this {kind}: {have}")
+            raise ValueError(f"networks contains {name!r}, which is not a trained network of this {kind}: {have}")
 
 
 def _check_one_trains(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-    """Raise if a weight has momenta in two places."""
+    """Raise if a weight is trained by two optimisers."""
     for name, parameter in model.named_parameters():
         trainers = [network for network, optimizer in optimizers.items() if holds(optimizer, parameter)]
         if len(trainers) > 1:
             raise ValueError(
-                f"{name} is trained by the optimisers of {' and '.join(trainers)}: give each an extractor of its own with "
+                f"{name} is trained by the optimisers of {' and '.join(trainers)}: use separate features extractors, with "
                 "policy_kwargs=dict(share_features_extractor=False)"
             )
 
@@ -90,6 +90,6 @@ def _unknown(
     if left:
         found += f"; {left[0]} trained by none of them"
     return (
-        f"{type(policy).__name__} is laid out like no policy of DQN, SAC, TD3, PPO or A2C, so which networks are trained is "
-        f"not clear ({found}): call learn() in parts and act in between, as in rp.fire_(network, optimizer=its_optimizer)"
+        f"{type(policy).__name__} does not have the structure of a policy of DQN, SAC, TD3, PPO or A2C, so it is not known "
+        f"which networks are trained ({found}): call learn() in parts and rp.fire_(network, optimizer=its_optimizer) between"
     )

@@ -46,35 +46,35 @@ class _Due(NamedTuple):
 
 
 class PlasticityCallback(DataCallback, _transformers.TrainerCallback):
-    """Methods that act while a `transformers.Trainer` trains; `boundaries` says when, `learner` is what they act on.
+    """Methods that act while a `transformers.Trainer` trains, on `learner`; `boundaries` lists when.
 
-    Boundaries are where the data changes. Each comes before the next step trains, and none after the last one: what the
-    Trainer evaluates and saves is a network that was trained after it was changed. One more, before the next step:
-    `callback.boundary()`. Called before the first `train()` it says that the model was pretrained elsewhere.
+    There is a boundary when the data changes. Methods act before the next step trains and never after the last one, so the
+    Trainer evaluates and saves a network that was trained after it was changed. `callback.boundary()` adds a boundary
+    before the next step; before the first `train()` it means that the model was pretrained elsewhere.
 
-    methods: one or several, as of `Learner`.
-    at_steps, every_steps: steps of the optimiser, as in `state.global_step`. The Trainer counts anew in every `train()`.
-    at_epochs, every_epochs: finished epochs, likewise.
-    on_new_data: `train()` is called again, and the Trainer has another data set than before. Another is another object, or
-        for Hugging Face's data sets another fingerprint: one that was changed in place is not noticed. Nor are other data
-        after a resume, or in another process: call `boundary()`.
-    build: makes a newly initialised model. None: for a Transformers model, one of its class and config.
-    example, seed: as of `Learner`.
+    methods: one or several, as in `Learner`.
+    at_steps, every_steps: steps of the optimiser, as in `state.global_step`, which restarts in every `train()`.
+    at_epochs, every_epochs: finished epochs, which restart, too.
+    on_new_data: whether there is a boundary when `train()` is called again with another data set. This means another object
+        or, for Hugging Face's data sets, another fingerprint. A data set that was changed in place is not noticed, nor is
+        another one after a resume or in another process: call `boundary()`.
+    build: creates a newly initialised model. None: for a Transformers model, one of its class and config.
+    example, seed: as in `Learner`.
 
-    Of the Trainer's own ways:
-        - The optimiser is kept from one `train()` to the next, momenta included; FIRE clears those of the weights that it
-          changes. The schedule of the learning rate is made anew, and is the Trainer's alone.
-        - Gradients of penalties are added once for each step of the optimiser, after the Trainer has unscaled (float16) and
-          clipped those of its loss: they are not clipped, nor in the loss that it logs.
-        - A step that the Trainer skips, because float16 gradients overflowed, is none for methods.
-        - Callbacks see no batches: ER does not work here. DASH needs `boundary(rp.Task(...))`.
-        - PEFT: adapters and frozen weights are left alone. What is trained whole, as by modules_to_save, is acted on.
-        - Several processes (DDP): every one does the same. CBP, DASH, ER, ReDo, SNR and FIREOnAlarm, which look at
-          batches, of which each process has others, are refused, and so is PlasticityInjection, which changes modules. FSDP
-          and DeepSpeed are refused, because no process holds whole weights.
-        - Checkpoints hold what methods remember in plasticity.pt, and a resumed run goes on from there. For a checkpoint
-          outside of the Trainer's output_dir: `callback.resume_from(folder)` before `train(resume_from_checkpoint=folder)`.
-          After Plasticity Injection the model has other modules, into which the Trainer loads no checkpoint.
+    Together with the Trainer:
+        - The optimiser is kept from one `train()` to the next, with its momenta; FIRE clears those of the weights that it
+          changes. The Trainer creates a new schedule of the learning rate.
+        - Gradients of penalties are added once per step of the optimiser, after the Trainer has unscaled (float16) and
+          clipped the gradients of its loss. So penalties are not clipped, and not part of the loss that it logs.
+        - A step that the Trainer skips, because float16 gradients overflowed, does not count for methods.
+        - Callbacks do not see batches: ER does not work here, and DASH needs `boundary(rp.Task(...))`.
+        - PEFT: adapters and frozen weights are skipped. Methods act on weights that train whole, as by modules_to_save.
+        - Several processes (DDP): methods do the same in every process. CBP, DASH, ER, ReDo, SNR and FIREOnAlarm, which
+          depend on the batches of a process, are refused, and so is PlasticityInjection, which changes modules. FSDP and
+          DeepSpeed are refused, because no process holds whole weights.
+        - Checkpoints have the methods' state in plasticity.pt, from which a run resumes. For a checkpoint outside of the
+          Trainer's output_dir, call `callback.resume_from(folder)` before `train(resume_from_checkpoint=folder)`. The
+          Trainer cannot load a checkpoint after Plasticity Injection, which has changed the model's modules.
     """
 
     _due: _Due | None = None
@@ -84,14 +84,14 @@ class PlasticityCallback(DataCallback, _transformers.TrainerCallback):
     _folder: Path | None = None
 
     def boundary(self, task: Task | None = None) -> None:
-        """The data changes now: have the methods act before the next step, be it of this `train()` or of the next."""
+        """The data changes now: the methods act before the next step, in this `train()` or the next one."""
         check_task(task, self._attached.methods)
         self._due = _Due("by hand", task)
 
     def resume_from(self, folder: str | Path) -> None:
-        """Say from which checkpoint the next `train(resume_from_checkpoint=...)` goes on, which callbacks are not told."""
+        """Name the checkpoint of the next `train(resume_from_checkpoint=...)`, which callbacks are not told."""
         if not (Path(folder) / FILE).is_file():
-            raise FileNotFoundError(f"{folder} has no {FILE}: give a checkpoint that was saved with this callback")
+            raise FileNotFoundError(f"{folder} has no {FILE}: pass a checkpoint that was saved with this callback")
         self._folder = Path(folder)
 
     def on_train_begin(
@@ -125,7 +125,7 @@ class PlasticityCallback(DataCallback, _transformers.TrainerCallback):
             self._due = _Due(f"epoch {now[1]}")
         self._passed = now
         if self._due is not None:
-            # New data is known from the train() before; else there were steps in another process, or so the caller says.
+            # Only "new data" follows a train() that the learner has seen. Otherwise there were steps before this callback.
             self._act(state.global_step, *self._due, learnt=self._due.why != _NEW_DATA)
             self._due = None
 
@@ -139,7 +139,7 @@ class PlasticityCallback(DataCallback, _transformers.TrainerCallback):
             self._attached.after_step()
         except TypeError as error:
             if self.learner.batch is None:
-                error.add_note("The Trainer shows its batches to no callback: a method that needs them needs another loop.")
+                error.add_note("The Trainer does not pass batches to callbacks: use another loop for this method.")
             raise
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -170,8 +170,8 @@ class PlasticityCallback(DataCallback, _transformers.TrainerCallback):
             if getattr(model, "peft_config", None) is None:
                 raise
             raise ValueError(
-                f"{error}. This is a PEFT model: of its weights only those that train whole can be acted on, and neither "
-                "adapters nor the frozen base. Name some in modules_to_save, or train the model itself"
+                f"{error}. This is a PEFT model: methods act only on weights that train whole, not on adapters or the "
+                "frozen base. Name modules in modules_to_save, or train the model itself"
             ) from error
 
     def _resume(self, args: Any, state: Any) -> None:
@@ -187,8 +187,8 @@ class PlasticityCallback(DataCallback, _transformers.TrainerCallback):
                 self._due = _Due(saved["due"])
         elif any(method.state or method.needs_first for method in self.learner.methods):
             warnings.warn(
-                f"training goes on from step {state.global_step}, and {_checkpoint(args, state)} has no {FILE} of it: "
-                "methods begin as if new. If the checkpoint is elsewhere, say callback.resume_from(folder) before train()",
+                f"training resumes at step {state.global_step}, but {_checkpoint(args, state)} has no {FILE}, so "
+                "methods start without their state. If the checkpoint is elsewhere, call callback.resume_from(folder) first",
                 stacklevel=2,
             )
 
@@ -197,7 +197,7 @@ class PlasticityCallback(DataCallback, _transformers.TrainerCallback):
         if changing and boundaries:
             raise ValueError(
                 f"{changing[0]} had changed the model's modules when this checkpoint was saved, and the Trainer has loaded "
-                "it into unchanged ones: such a run cannot be resumed. Train it in one go, or without this method"
+                "it into unchanged ones: such a run cannot be resumed. Train it in one run, or without this method"
             )
 
 
@@ -206,7 +206,7 @@ def _checkpoint(args: Any, state: Any) -> Path:
 
 
 def _is_of(folder: Path, state: Any) -> bool:
-    """Whether the Trainer's state was read from here: an output_dir may hold another run's checkpoint of that step."""
+    """Whether the Trainer's state was read from this folder: output_dir may have another run's checkpoint of this step."""
     path = folder / "trainer_state.json"
     if not path.is_file():
         return False
@@ -237,6 +237,6 @@ def _data_of(loader: Any) -> object:
 
 
 def _same(data: object, other: object) -> bool:
-    """Hugging Face's data sets are made anew for each `train()`, without unused columns, but with the same fingerprint."""
+    """Whether two data sets are the same. Hugging Face's are created again for each `train()`, with the same fingerprint."""
     mark = getattr(data, "_fingerprint", None)
     return data is other or (mark is not None and mark == getattr(other, "_fingerprint", None))
