@@ -135,7 +135,7 @@ def test_a_rate_that_is_a_tensor_does_what_a_number_does() -> None:
         number.step()
         tensor.step()
     assert torch.allclose(first, second)
-    with pytest.raises(ValueError, match="give lr as a tensor"):
+    with pytest.raises(ValueError, match="capturable=True"):
         Muon([first], lr=0.01, capturable=True)
 
 

@@ -37,7 +37,7 @@ from ..units.kinds import has_rows_and_columns
 
 
 def alignment(weight: Tensor, direction: Tensor, axes: tuple[int, ...], floor: float) -> Tensor:
-    """clamp(cos(direction, weight), floor, 1) over the given axes, which stay with size 1.
+    """clamp(cos(direction, weight), floor, 1) over `axes`, which are kept with size 1.
 
     >>> weight, direction = torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([[1.0, 1.0], [-3.0, -4.0]])
     >>> alignment(weight, direction, (1,), floor=0.3)

@@ -75,11 +75,11 @@ class Muon(Optimizer):
     ) -> None:
         params = list(params)
         if any(param.ndim < 2 for param in params):
-            raise ValueError("Muon is for weights of two or more axes: give the rest to AdamW, or use muon(model)")
+            raise ValueError("Muon trains weights with two or more axes: use AdamW for the rest, or muon(model) for both")
         if lr < 0 or not 0 <= momentum < 1:
             raise ValueError(f"Muon(lr={lr}, momentum={momentum}): lr must be 0 or more, and momentum in [0, 1)")
         if capturable and not isinstance(lr, Tensor):
-            raise ValueError(f"Muon(lr={lr}, capturable=True): give lr as a tensor on the device, which a graph can read")
+            raise ValueError(f"Muon(lr={lr}, capturable=True): pass lr as a tensor on the device, for the graph")
         settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "capturable": capturable}
         super().__init__(params, {"lr": lr, **settings})
 

@@ -2,10 +2,10 @@
 
     loss + λ [ Σ(σ₁(W)^k - 1)² + Σ‖b‖^(2k) + Σ(γ - 1)² ]
 
-over weights W, biases b and the gains γ of norms. σ₁ bounds how much a layer can stretch its input; the rest of the spectrum
-is left to the task. σ₁ = uᵀWv is found by power iteration. Its vectors are kept from step to step: W changes little in a
-step, so one iteration per step is enough to follow it. With large learning rates the vectors lag behind, and more iterations
-help.
+over weights W, biases b and the gains γ of norms. σ₁ bounds how much a layer can stretch its input, so that gradients
+neither grow nor collapse onto one direction; the rest of the spectrum is left to the task. σ₁ = uᵀWv is found by power
+iteration. Its vectors are kept from step to step: W changes little in a step, so one iteration per step is enough to follow
+it. With large learning rates the vectors lag behind, and more iterations help.
 
 Lewandowski, Bortkiewicz, Kumar, György, Schuurmans, Ostaszewski & Machado: Learning Continually by Spectral Regularization,
 ICLR 2025; k = 2 is theirs.

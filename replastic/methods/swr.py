@@ -175,7 +175,7 @@ class SWR(Method):
 
     def start(self, learner: Learner) -> None:
         chain, _ = self._layers.of(learner)
-        check_precise(zip(chain.names, chain.weights, strict=True), "which cannot tell SWR's factors from one")
+        check_precise(zip(chain.names, chain.weights, strict=True), "in which SWR's factors round to one")
 
     def _find(self, learner: Learner) -> tuple[LayerChain, Tensor]:
         """The layers and their rates. Layers that have no initial norm yet get one."""
