@@ -441,7 +441,7 @@ def test_a_missing_file_is_warned_of_only_if_a_method_remembers_something(tmp_pa
         trainer_of(gpt(), tmp_path, [PlasticityCallback(rp.ReDo())], **settings).train(resume_from_checkpoint=folder)
     callback = PlasticityCallback(rp.FIRE(), at_steps=2)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="training goes on")
+        warnings.filterwarnings("error", message="training resumes at step")
         trainer_of(gpt(), tmp_path, [callback], **settings).train(resume_from_checkpoint=folder)
     assert callback.boundaries == [(2, "step 2")]
 
