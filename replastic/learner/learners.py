@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..linalg import many
 from ..units import original
 from ..weights.place import region_of
-from .checks import several
+from .checks import optimizers_of
 from .fresh import named_tensors
 from .learner import Learner
 from .task import Task
@@ -169,7 +169,7 @@ class _Before:
         holders: list[Any] = [vars(learner), *map(vars, learner.methods)]  # dicts, of which the content is kept
         for module in original(learner.model).modules():
             holders += [vars(module), module._modules, module._parameters, module._buffers]
-        for optimizer in several(learner.optimizer):
+        for optimizer in optimizers_of(learner.optimizer):
             hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
             holders += [vars(optimizer), *hooks, optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
         self.contents = [(held, {k: [*v] if type(v) is list else v for k, v in held.items()}) for held in holders]
@@ -222,7 +222,7 @@ def _check_members(learners: Mapping[str, Learner]) -> None:
         if not isinstance(learner, Learner):
             raise TypeError(f"learners[{name!r}] is a {type(learner).__name__}: pass rp.Learner(network, optimizer)")
     for (one, first), (other, second) in combinations(learners.items(), 2):
-        if any(mine is its for mine in several(first.optimizer) for its in several(second.optimizer)):
+        if any(mine is its for mine in optimizers_of(first.optimizer) for its in optimizers_of(second.optimizer)):
             raise ValueError(f"{one!r} and {other!r} have the same optimiser: make one for each network")
         held = [{region_of(p): p for p in (*learner.model.parameters(), *learner.trained())} for learner in (first, second)]
         shared = [tuple(parameter.shape) for region, parameter in held[0].items() if region in held[1]]
