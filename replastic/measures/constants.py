@@ -23,6 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import batchnorm, conv, dropout, instancenorm, padding, pooling
 
+from ..units import operators
+from ..units.kinds import is_customised
+from ..units.operators import names
+
 
 class Refused(Exception):
     """Why a call has no constant."""
@@ -31,22 +35,15 @@ class Refused(Exception):
 Read = Callable[[int, str, Any], Any]  # an argument, by its position or its name, or a default
 
 
-def _names(listed: str) -> frozenset[str]:
-    return frozenset(listed.split())
-
-
 UNKNOWN = "it is not one that is known here"
-SHAPES = _names("size dim ndimension numel nelement len is_floating_point")
-LIKE = _names("view_as reshape_as expand_as type_as")
-BINARY = _names("add iadd sub isub mul imul multiply div truediv itruediv divide maximum minimum matmul")
-_KEPT = _names("detach clone contiguous to float double half bfloat16 type type_as cuda cpu")
+LIKE = names("view_as reshape_as expand_as type_as")
+BINARY = operators.ARITHMETIC | names("itruediv divide matmul")
 # Linear maps whose matrices have no entry below 0 (padding with a number is one up to a shift).
-_POSITIVE = _names(
+_POSITIVE = operators.AVERAGE_POOLS | names(
     """
     flatten view reshape view_as reshape_as unflatten permute transpose swapaxes swapdims movedim moveaxis t T mT squeeze
     unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile chunk split tensor_split unbind narrow select
-    index_select getitem flip roll mean sum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d pad pixel_shuffle pixel_unshuffle channel_shuffle unfold fold diagonal tril triu
+    index_select getitem flip roll mean sum pad pixel_shuffle pixel_unshuffle channel_shuffle unfold fold diagonal tril triu
     """
 )
 _POSITIVE_MODULES = (
@@ -57,8 +54,8 @@ _POSITIVE_MODULES = (
 # The largest |slope| of activations. Those of GELU are at √2 and, in its approximation, nearby; those without a formula are
 # rounded up.
 _SLOPES = {
-    **dict.fromkeys(_names("relu relu6 tanh hardtanh softsign logsigmoid softplus tanhshrink softshrink"), 1.0),
-    **dict.fromkeys(_names("abs absolute neg negative sin cos atan arctan clamp clip clamp_min clamp_max amax amin"), 1.0),
+    **dict.fromkeys(names("relu relu6 tanh hardtanh softsign logsigmoid softplus tanhshrink softshrink"), 1.0),
+    **dict.fromkeys(names("abs absolute neg negative sin cos atan arctan clamp clip clamp_min clamp_max amax amin"), 1.0),
     **{"sigmoid": 1 / 4, "hardsigmoid": 1 / 6, "hardswish": 3 / 2, "silu": 1.0998394, "mish": 1.0884982},
     **{"selu": 1.0507009873554805 * 1.6732632423543772, "softmax": 1 / 2, "softmin": 1 / 2},
 }
@@ -68,9 +65,7 @@ _INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear"
 
 def of_layer(layer: nn.Module, x: Tensor) -> float:
     """The constant of a layer."""
-    known = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn."))
-    inner = "_conv_forward"  # where subclasses of convolutions do what they do with the weight
-    if type(layer).forward is not known.forward or getattr(type(layer), inner, None) is not getattr(known, inner, None):
+    if is_customised(layer):
         raise Refused("it has a forward of its own")
     if isinstance(layer, nn.Linear):
         return spectral_norm(layer.weight)
@@ -90,8 +85,9 @@ def of_layer(layer: nn.Module, x: Tensor) -> float:
         return 1.0
     if isinstance(layer, _POSITIVE_MODULES):
         return _schur(layer, x)
-    names = {nn.Upsample: "interpolate", nn.Softmax2d: "softmax", nn.LogSoftmax: "log_softmax"}
-    name = names.get(known) or known.__name__.lower().replace("adaptivemax", "adaptive_max_").replace("maxpool", "max_pool")
+    known = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn."))
+    others = {nn.Upsample: "interpolate", nn.Softmax2d: "softmax", nn.LogSoftmax: "log_softmax"}
+    name = others.get(known) or known.__name__.lower().replace("adaptivemax", "adaptive_max_").replace("maxpool", "max_pool")
 
     def read(position: int, keyword: str, default: Any) -> Any:
         return getattr(layer, keyword, default)
@@ -106,7 +102,7 @@ def of_function(name: str, read: Read, x: Tensor, call: Callable[[Tensor], Any])
     """The constant of a function of one tensor."""
     if name in _SLOPES:
         return _SLOPES[name]
-    if name in _KEPT:
+    if name in operators.CASTS:
         return 1.0
     if name in _POSITIVE or (name == "interpolate" and read(3, "mode", "nearest") in _INTERPOLATIONS):
         return _schur(call, x)

@@ -20,13 +20,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from ..units import operators
 from ..units.kinds import is_leaf
 from ..units.shapes import name_of
+from ..units.trace import Tracer
 from .batch import arguments
 from .constants import (
     BINARY,
     LIKE,
-    SHAPES,
     UNKNOWN,
     Refused,
     largest,
@@ -52,7 +53,7 @@ def lipschitz_bound(probe: Probe) -> float:
     with probe.running(), torch.no_grad():
         model = nn.Sequential(probe.model) if is_leaf(probe.model) else probe.model
         try:
-            graph = _Tracer().trace(model)
+            graph = Tracer().trace(model)
         except Exception as error:  # any code may stand in forward, so any error may come out of it
             problem = str(error).partition("\n")[0].partition(". ")[0]
             raise NotMeasurable(
@@ -72,11 +73,6 @@ def product_of_spectral_norms(matrices: Sequence[Tensor]) -> float:
     6.0
     """
     return math.prod(spectral_norm(matrix) for matrix in matrices)
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_leaf(m)
 
 
 def _in_order(graph: fx.Graph, inputs: Any) -> list[Any]:
@@ -143,9 +139,9 @@ class _Walk(fx.Interpreter):
     def _of_function(self, n: fx.Node, sources: list[fx.Node]) -> float:
         name = name_of(n.target)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if name in SHAPES or (name == "getattr" and args[1] in ("shape", "ndim", "device", "dtype")):
+        if name in operators.SHAPES or (name == "getattr" and args[1] in operators.SHAPE_ATTRIBUTES):
             return 0.0
-        if name in ("cat", "concat", "concatenate", "stack"):
+        if name in operators.CONCATENATIONS | {"stack"}:
             # Of each one it holds, as often as it does: a tensor beside itself is twice as long.
             held = cast(list[fx.Node], n.args[0] if n.args else n.kwargs["tensors"])
             crelu = _crelu(n, self.module)
@@ -184,7 +180,7 @@ class _Walk(fx.Interpreter):
         if name != "matmul":  # a value that is broadcast is there several times
             entries = math.prod(torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor))))
             rates = [rate and rate * math.sqrt(entries / max(arg.numel(), 1)) for rate, arg in zip(rates, args, strict=True)]
-        if name in ("add", "iadd", "sub", "isub"):
+        if name in operators.SUMS:
             return rates[0] + rates[1] * abs(kwargs.get("alpha", 1))
         if name in ("maximum", "minimum"):
             return math.hypot(*rates)
@@ -195,7 +191,7 @@ class _Walk(fx.Interpreter):
             if fixed.ndim != 2:
                 raise Refused("it is a product with something else than one matrix")
             return max(rates) * spectral_norm(fixed)
-        if name in ("mul", "imul", "multiply"):
+        if name in operators.PRODUCTS:
             return max(rates) * largest(fixed)
         if rates[1] or kwargs.get("rounding_mode"):
             raise Refused("it divides by what depends on the input, or rounds")

@@ -8,21 +8,20 @@ from torch import fx, nn
 from torch.nn.modules import dropout, pooling
 
 from ..weights.layers import NORMS
-from . import Example
+from . import Example, operators
 from .kinds import has_rows_and_columns
 from .shapes import name_of
 from .trace import Trace, trace
 
 _INPUT, _OTHER = "<input>", "<other>"
-# f(cx) = c·f(x) for c > 0, exactly, or nearly so for the smooth kin of ReLU.
-_PROPORTIONAL = frozenset(
-    """
-    relu leaky_relu gelu silu elu celu mish hardswish dropout dropout1d dropout2d dropout3d feature_dropout abs neg
-    max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d interpolate pad mean sum amax
-    flatten view reshape permute transpose squeeze unsqueeze expand contiguous clone to float half bfloat16
-    double cat concat concatenate stack chunk split getitem item
-    """.split()  # noqa: SIM905 - a list of fifty strings is no easier to read
+_PROPORTIONAL = (
+    operators.RECTIFIERS
+    | operators.DROPOUTS
+    | operators.POOLS
+    | operators.CASTS
+    | operators.CONCATENATIONS
+    | operators.names("abs neg interpolate pad mean sum amax stack chunk split getitem item")
+    | operators.names("flatten view reshape permute transpose squeeze unsqueeze expand")
 )
 _PROPORTIONAL_MODULES = (
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.GELU, nn.SiLU, nn.ELU, nn.CELU, nn.Mish, nn.Hardswish),
@@ -74,7 +73,7 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
         if node.op in ("placeholder", "get_attr"):
             origins[node] = scales[node] = frozenset([_INPUT])
         elif node.op in ("call_function", "call_method"):
-            if _is_shape(node):
+            if name_of(node.target) in operators.SHAPES | {"getattr"}:
                 origins[node] = scales[node] = frozenset()
             elif not _keeps_scale(node):
                 scales[node] = frozenset([_OTHER])
@@ -97,13 +96,8 @@ def _keeps_scale(node: fx.Node) -> bool:
     """Whether what a function returns is proportional to what it is given."""
     name = name_of(node.target)
     left, right = (*node.args[:2], None, None)[:2]
-    if name in ("add", "iadd", "sub", "isub"):
+    if name in operators.SUMS:
         return isinstance(left, fx.Node) and isinstance(right, fx.Node)  # with a number it would be affine
     if name in ("mul", "imul", "div", "truediv"):  # two that scale together make a square, or nothing
         return isinstance(left, fx.Node) and isinstance(right, int | float)
     return name in _PROPORTIONAL
-
-
-def _is_shape(node: fx.Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name in ("size", "dim", "len", "getattr")

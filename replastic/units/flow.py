@@ -18,8 +18,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import activation, batchnorm, conv, dropout, instancenorm, padding, pooling
 from torch.nn.utils import parametrize
 
-from . import shapes
-from .kinds import Affine, affine, has_rows_and_columns, whole
+from . import operators, shapes
+from .kinds import Affine, affine, has_rows_and_columns, is_customised, whole
 from .shapes import Answer, Flow, argument, name_of
 from .trace import Trace
 
@@ -78,25 +78,15 @@ def _full(prefix: str, node: fx.Node) -> str:
     return f"{prefix}.{node.target}" if prefix else str(node.target)
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Functions, and methods of tensors, by name.
-_ELEMENTWISE = _words("""
-    relu relu6 gelu silu sigmoid tanh elu selu celu leaky_relu softplus mish hardswish hardtanh hardsigmoid logsigmoid
-    dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout abs square pow exp sqrt rsqrt reciprocal erf
-    clamp clamp_min clip sin cos neg
-""")
-_CASTS = _words("float half bfloat16 double to type type_as contiguous clone detach")
-_POOLS = _words("""
-    max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
-""")
-_PRODUCTS = _words("mul imul multiply")
-_BINARY = _words("add sub iadd isub rsub div truediv maximum minimum") | _PRODUCTS
-_SHAPES = _words("size dim len ndimension numel nelement is_floating_point get_device stride")
-_ATTRIBUTES = _words("shape ndim dtype device is_cuda requires_grad layout")
+_ELEMENTWISE = (
+    operators.RECTIFIERS
+    | operators.DROPOUTS
+    | operators.names(
+        "relu6 sigmoid tanh selu softplus hardtanh hardsigmoid logsigmoid alpha_dropout abs square pow exp sqrt"
+    )
+    | operators.names("rsqrt reciprocal erf clamp clamp_min clip sin cos neg")
+)
+_BINARY = operators.ARITHMETIC | {"rsub"}
 _POOL_MODULES = tuple(getattr(pooling, name) for name in pooling.__all__ if "Unpool" not in name)
 _PAD_MODULES = (padding._ConstantPadNd, padding._ReflectionPadNd, padding._ReplicationPadNd)
 _MIXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.MultiheadAttention, nn.GLU, nn.PReLU)
@@ -171,7 +161,7 @@ class _Walk:
         if not isinstance(flow, Flow):
             return None
         kind = f"{name} ({type(layer).__name__})"
-        if _is_customised(layer):
+        if is_customised(layer):
             return kind
         if isinstance(layer, (*_CHANNEL_NORMS, *_FEATURE_NORMS)):
             return self.norm(name, layer, flow)
@@ -232,7 +222,7 @@ class _Walk:
             return "shares a weight with another layer"
         if computed or parametrize.is_parametrized(layer):
             return "is parametrised (weight_norm, orthogonal, ...): its weight is not a parameter of its own"
-        if _is_customised(layer) or not {"weight", "bias"}.issuperset(layer._parameters):
+        if is_customised(layer) or not {"weight", "bias"}.issuperset(layer._parameters):
             return f"is a {type(layer).__name__}, whose own code may use its weights in another way"
         if not self.frozen and any(not parameter.requires_grad for parameter in own):
             return FROZEN
@@ -268,22 +258,22 @@ class _Walk:
     def function(self, node: fx.Node) -> Answer | None:
         name = name_of(node.target)
         flows, flow = self.inputs(node), self.first(node)
-        if not flows or name in _SHAPES or (name == "getattr" and node.args[1] in _ATTRIBUTES):
+        if not flows or name in operators.SHAPES or (name == "getattr" and node.args[1] in operators.SHAPE_ATTRIBUTES):
             return None
         if isinstance(flow, list):
             at = node.args[1] if name in ("getitem", "part_of") else None
             return flow[at] if isinstance(at, int) else name
-        if name in ("cat", "concat", "concatenate"):
+        if name in operators.CONCATENATIONS:
             return self.concatenate(node)
         if name in _BINARY:
             return self.binary(node, name)
-        if name in _CASTS and isinstance(flow, Flow):
+        if name in operators.CASTS and isinstance(flow, Flow):
             return flow  # another tensor here says only what to become
         if len(flows) > 1 or not isinstance(flow, Flow):
             return name
         if name in _ELEMENTWISE and len(node.all_input_nodes) == 1:
             return flow
-        if name in _POOLS:
+        if name in operators.POOLS:
             return self.over_positions(flow, name, argument(node, 1, "output_size") if "adaptive" in name else None)
         if name in ("interpolate", "upsample", "pad"):
             padded = argument(node, 1, "pad", ()) if name == "pad" else ()
@@ -336,7 +326,7 @@ class _Walk:
             joint = replace(left, point=left.point and right.point)
             if aligned and mine and torch.equal(left.labels, right.labels):
                 return joint  # a function of the same units, such as x + 0.04·x³ in a hand-written GELU
-            if aligned and mine and name in _PRODUCTS:
+            if aligned and mine and name in operators.PRODUCTS:
                 return self.multiply(joint, right)
             if aligned:
                 self.escape(node, "is added to, or combined with, something else: a residual stream is shared")
@@ -354,13 +344,3 @@ class _Walk:
         if isinstance(halves, list) and (flow.labels >= 0).all() and len(flow.labels) % 2 == 0:
             return self.multiply(*halves)
         return "glu"
-
-
-def _is_customised(layer: nn.Module) -> bool:
-    """Whether somebody's subclass of a torch layer computes in a way of its own."""
-    inherited = [kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn.")]
-    known = inherited and inherited[0] is not nn.Module
-    return bool(known) and any(
-        getattr(type(layer), key, None) is not getattr(inherited[0], key, None)
-        for key in ("forward", "_conv_forward", "__call__")
-    )

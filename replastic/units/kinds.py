@@ -48,6 +48,14 @@ def is_leaf(module: nn.Module) -> bool:
     return has_rows_and_columns(module) or isinstance(module, nn.LayerNorm | nn.modules.batchnorm._NormBase)
 
 
+def is_customised(layer: nn.Module) -> bool:
+    """Whether a subclass of a torch layer computes in a way of its own."""
+    known = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn."))
+    return known is not nn.Module and any(
+        getattr(type(layer), key, None) is not getattr(known, key, None) for key in ("forward", "_conv_forward", "__call__")
+    )
+
+
 @dataclass(frozen=True)
 class Affine:
     """Where the rows and the columns of a layer's weight are: views with that many channel axes in front."""

@@ -55,7 +55,9 @@ def trace(model: nn.Module, example: Example | None = None) -> Trace:
     return found
 
 
-class _Tracer(fx.Tracer):
+class Tracer(fx.Tracer):
+    """Traces a module's code down to its leaf layers."""
+
     def __init__(self, function: str = "forward") -> None:
         super().__init__()
         self.traced_func_name = function
@@ -82,7 +84,7 @@ def _trace_or_descend(module: nn.Module, prefix: str, found: Trace) -> None:
 
 def _try(module: nn.Module, prefix: str, found: Trace, function: str) -> str:
     try:
-        found.graphs.append((prefix, _Tracer(function).trace(module)))
+        found.graphs.append((prefix, Tracer(function).trace(module)))
     except Exception as error:  # any code may stand in forward, so any error may come out of it
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0].partition('. ')[0]}"
     return ""
