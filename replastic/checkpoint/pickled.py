@@ -4,6 +4,10 @@ A pickle is a program: to load one is to run it. Here its instructions are follo
 or called replaced by a note of it, so that dicts, lists, numbers and strings come out as they are, and of a tensor which
 storage it lies in. The instructions and names that are accepted are those of `torch.load(weights_only=True)`; a file that
 it refuses is refused here, and the error names the object.
+
+`torch.load(weights_only=True)` under FakeTensorMode cannot replace this: it accepts tensors that reach beyond their storage,
+gives no offsets for files from before 2020, and names only the first object that it refuses. It also calls the classes that
+the user has declared safe, and has no bound on time: a dict of 30,000 keys with one hash took it 6 seconds.
 """
 
 from __future__ import annotations
