@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..linalg.batches import MatrixStack
+from ..diagnosis.rules import FLAT
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..listing import some
 from ..measures.range import value_of
@@ -29,7 +30,6 @@ from .stored import CheckpointError, Stored
 
 _SMALL = 2**22  # entries, up to which an SVD in float64 is quick; beyond, a Gram matrix's eigenvalues
 _LOST = 0.5  # of the effective rank of a random matrix: below it directions are missing
-_FLAT = 1e4  # times the smaller side: a condition number that one in 5000 square Gaussian matrices exceeds
 _BLOCK = 2**22  # entries that are turned into float64 together
 
 
@@ -293,7 +293,7 @@ def _summary(found: Inspection) -> list[str]:
             f"{_count(lost, whole)} lost directions: the effective rank is under half that of a random matrix of the same "
             f"sides. Worst is {worst.name}: {worst.effective_rank:.1f}, a random one has {worst.random_rank:.1f}."
         )
-    flat = [report for report in whole if report.condition > _FLAT * min(report.sides)]
+    flat = [report for report in whole if report.condition > FLAT * min(report.sides)]
     if flat:
         worst = max(flat, key=lambda report: report.condition)
         said.append(
