@@ -55,5 +55,17 @@ def has_samples(value: Any, samples: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples
 
 
+def shown(value: Any) -> str:
+    """A value in an error message: a tensor by its shape, anything else by its type."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+
+
+def check_rows(values: Any, expected: str) -> Tensor:
+    """Raise unless a value is a matrix with entries."""
+    if not isinstance(values, Tensor) or values.ndim != 2 or not values.numel():
+        raise ValueError(f"needs {expected}, got {shown(values)}: flatten positions into samples first")
+    return values
+
+
 def _frozen(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_inference()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..linalg.effective_rank import effective_rank as effective_rank
 from ..linalg.polar_factor import work_dtype
+from .batch import check_rows
 from .probe import NotMeasurable
 from .range import power_of_two
 from .weights import singular_values
@@ -105,7 +106,5 @@ def threshold_rank_of_spectrum(values: Tensor, epsilon: float = 0.01) -> Tensor:
 
 
 def _rows(features: Tensor) -> Tensor:
-    if not isinstance(features, Tensor) or features.ndim != 2 or not features.numel():
-        given = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else f"a {type(features).__name__}"
-        raise ValueError(f"needs features (samples, channels), got {given}: flatten positions into samples first")
+    check_rows(features, "features (samples, channels)")
     return features.to(work_dtype(features.dtype))

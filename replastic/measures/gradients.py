@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..linalg.polar_factor import work_dtype
-from .batch import arguments, has_samples
+from .batch import arguments, has_samples, shown
 from .probe import NotMeasurable, Probe
 
 # Bytes of per-sample gradients that are held at once. A block more costs a backward pass of every sample more: ResNet-18 and
@@ -140,8 +140,8 @@ def _losses(probe: Probe) -> list[Tensor]:
     for what, value in {"outputs": outputs, "targets": probe.targets}.items():
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
         if not any(has_samples(tensor, probe.samples) for tensor in tensors):
-            given = f"have shape {tuple(tensors[0].shape)}" if tensors else f"are a {type(value).__name__}"
-            raise NotMeasurable(f"needs {what} with the batch's {probe.samples} samples on the first axis, and they {given}")
+            given = shown(tensors[0] if tensors else value)
+            raise NotMeasurable(f"needs {what} with the batch's {probe.samples} samples on the first axis, got {given}")
     _check_that_outputs_count(probe, outputs)
     one = [torch.tensor([index]) for index in range(probe.samples)]
     return [probe.loss_of(_of(outputs, i, probe.samples), _of(probe.targets, i, probe.samples)) for i in one]

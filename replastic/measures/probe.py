@@ -20,7 +20,7 @@ from ..units.kinds import has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import Where, select
 from ..weights.inventory import WeightMatrix
-from .batch import arguments, count_samples, inputs_and_targets
+from .batch import arguments, count_samples, inputs_and_targets, shown
 from .not_measurable import NotApplicable as NotApplicable
 from .not_measurable import NotMeasurable as NotMeasurable
 from .seen import Seen, channels_last, cut, in_order, look
@@ -139,8 +139,7 @@ class Probe:
                 "does, as in loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs.logits, targets)"
             ) from problem
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise NotMeasurable(f"the loss is to be one number, and is of {given}: average it, as with reduction='mean'")
+            raise NotMeasurable(f"the loss must be one number, and has {shown(loss)}: average it, as with reduction='mean'")
         if not loss.isfinite():
             raise NotMeasurable(f"the loss is {loss.item()}: the batch, or the weights, hold values that it cannot take")
         return loss.squeeze()

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from .batch import check_rows
 from .probe import NotMeasurable
 from .range import power_of_two
 
@@ -129,7 +130,4 @@ def _share(chosen: Tensor) -> Tensor:
 
 
 def _of_units(values: Tensor) -> Tensor:
-    if not isinstance(values, Tensor) or values.ndim != 2 or not values.numel():
-        given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        raise ValueError(f"needs (samples, units), got {given}: flatten positions into samples first")
-    return values
+    return check_rows(values, "(samples, units)")

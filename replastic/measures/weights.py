@@ -12,6 +12,7 @@ from ..linalg import smaller_side_deviation
 from ..linalg.effective_rank import effective_rank_of_spectrum as _effective_rank_of_one
 from ..linalg.polar_factor import work_dtype
 from ..weights.inventory import WeightMatrix
+from .batch import shown
 from .probe import NotMeasurable
 
 # From this ratio of the sides on, reducing a matrix to a square one first makes its singular values cheaper.
@@ -151,8 +152,7 @@ def effective_rank_of_spectrum(values: Tensor) -> Tensor:
 
 def _exact(matrix: Tensor) -> Tensor:
     if not isinstance(matrix, Tensor) or matrix.ndim < 2:
-        given = f"shape {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
-        raise ValueError(f"needs a matrix (..., out, in), got {given}: replastic.units.unfolded.unfold shows a model's")
+        raise ValueError(f"needs a matrix (..., out, in), got {shown(matrix)}: use replastic.units.unfolded.unfold")
     return matrix.to(work_dtype(matrix.dtype))
 
 

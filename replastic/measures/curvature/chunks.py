@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batch import has_samples
+from ..batch import has_samples, shown
 from ..probe import NotMeasurable, Probe
 
 
@@ -78,8 +78,7 @@ def _cut(part: Any, start: int, stop: int, samples: int) -> Any:
         }
     if isinstance(part, tuple | list):
         return type(part)(_cut(value, start, stop, samples) for value in part)
-    given = f"of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
-    raise NotMeasurable(f"a part of the batch is {given}, which cannot be cut into samples, of which there are {samples}")
+    raise NotMeasurable(f"a part of the batch has {shown(part)}, which cannot be cut into {samples} samples")
 
 
 def _check_apart(probe: Probe, part: Chunk) -> None:

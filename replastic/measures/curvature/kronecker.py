@@ -24,6 +24,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ...units.kinds import has_rows_and_columns
+from ..batch import shown
 from ..probe import NotMeasurable, Probe
 from .chunks import mixes_samples
 from .factors import RowRank, patches, rows_of
@@ -126,8 +127,7 @@ class _Calls:
             layer.register_forward_hook(keep, with_kwargs=True)
         outputs = self.probe.forward()
         if not isinstance(outputs, Tensor) or len(outputs) != self.probe.samples:
-            given = f"of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-            raise NotMeasurable(f"needs one tensor of outputs with samples on its first axis, and the outputs are {given}")
+            raise NotMeasurable(f"needs one tensor of outputs with samples on its first axis, and has {shown(outputs)}")
         return outputs
 
 
