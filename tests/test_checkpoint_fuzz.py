@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from replastic.checkpoint import CheckpointError, open_checkpoint
 from replastic.checkpoint.finite import faults_of
 from replastic.checkpoint.skeleton import skeleton
-from tests.test_checkpoint_hostile import archive, legacy, state_dict, tensor
+from tests.test_checkpoint_hostile import archive, damaged, legacy, state_dict, structure_of, tensor
 from tests.test_checkpoint_safetensors import same
 
 FILES = 2000  # damaged ones of each format
@@ -93,26 +93,6 @@ def by_index(folder: Path) -> dict[str, Tensor]:
     shards = {shard: by_safetensors(folder / shard) for shard in set(where.values())}
     assert all(name in shards[shard] for name, shard in where.items())
     return {name: value for shard in shards.values() for name, value in shard.items()}
-
-
-def damaged(whole: bytes, structure: list[int], chance: random.Random) -> bytes:
-    """Half of it in bytes that are no numbers of a tensor, where damage matters."""
-    content = bytearray(whole)
-    for _ in range(chance.choice((1, 1, 2, 5))):
-        at = min(chance.choice((chance.randrange(len(content)), chance.choice(structure))), len(content) - 1)
-        match chance.randrange(5):
-            case 0:
-                content[at] ^= 1 << chance.randrange(8)
-            case 1:
-                content[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
-            case 2:
-                content[at:at] = chance.randbytes(chance.randrange(1, 9))
-            case 3:
-                del content[at : at + chance.randrange(1, 9)]
-            case _:
-                length = chance.choice((2, 4, 8))
-                content[at : at + length] = chance.choice((b"\xff", b"\x7f", b"\0")) * length
-    return bytes(content)
 
 
 FORBIDDEN: set[Any] = {builtins.exec, builtins.eval, os.system, os.mkdir, pickle.load, pickle.loads, pickle.Unpickler}
@@ -183,12 +163,6 @@ def check(path: Path, official: Official) -> str:
     absent = [name for name in theirs if name not in held and not any(entry.startswith(name) for entry in beside)]
     assert not absent
     return "taken by both"
-
-
-def structure_of(path: Path) -> list[int]:
-    held = open_checkpoint(path).tensors.values() if path.suffix != ".json" else ()
-    numbers = [range(stored.offset, stored.offset + stored.span) for stored in held]
-    return [at for at in range(path.stat().st_size) if not any(at in stretch for stretch in numbers)]
 
 
 def run(target: Path, official: Official, wholes: dict[Path, bytes], harm: dict[Path, bytes], seed: str) -> None:
