@@ -231,33 +231,33 @@ def test_units_that_lead_nowhere_count_as_0_in_the_minimum() -> None:
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU, nn.Sigmoid, nn.ELU])
 def test_activations_that_are_not_homogeneous_are_refused(activation: type[nn.Module]) -> None:
-    with pytest.raises(NotMeasurable, match="scaling units changes what the model computes"):
+    with pytest.raises(NotMeasurable, match="scaling units changes the outputs"):
         pq_balancedness(Probe(mlp(3, 4, 2, activation=activation), torch.randn(5, 3).double()))
 
 
 def test_a_unit_that_two_layers_make_is_refused() -> None:
     depthwise = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 1, groups=4), nn.ReLU(), nn.Conv1d(4, 2, 1))
-    with pytest.raises(NotMeasurable, match="a unit is made or read in more ways than one"):
+    with pytest.raises(NotMeasurable, match="in more than one way"):
         pq_balancedness(Probe(depthwise, torch.randn(2, 2, 5)))
 
 
 def test_norms_are_refused() -> None:
     animal = ZOO["cnn-bn"]
-    with pytest.raises(NotMeasurable, match=r"the units of 0 have a norm on them \(1\)"):
+    with pytest.raises(NotMeasurable, match=r"the units of 0 are normalised by 1"):
         pq_balancedness(Probe(animal.build(), animal.batch()[0]))
 
 
 def test_weights_that_scale_have_to_count() -> None:
-    with pytest.raises(NotMeasurable, match=r"2\.weight scales with units and is not among the weights that count"):
+    with pytest.raises(NotMeasurable, match=r"2\.weight scales with units but is not"):
         pq_balancedness(Probe(mlp(3, 4, 2), torch.randn(5, 3).double(), where="0.weight"))
 
 
 def test_wrong_powers_and_scales_are_named() -> None:
     probe = Probe(mlp(3, 4, 2), torch.randn(5, 3).double())
     for p, q in ((0.5, 2), (2, math.inf), (math.nan, 2)):
-        with pytest.raises(ValueError, match="give finite numbers of 1 or more"):
+        with pytest.raises(ValueError, match="finite numbers of 1 or more"):
             pq_balancedness(probe, p, q)
-    with pytest.raises(ValueError, match="'1' is no group"):
+    with pytest.raises(ValueError, match="'1' is not a group"):
         rescaled(probe, {"1": torch.ones(4)})
     with pytest.raises(ValueError, match="for the 4 units of 0"):
         rescaled(probe, {"0": torch.ones(3)})

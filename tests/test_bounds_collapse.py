@@ -94,7 +94,7 @@ def test_the_hausdorff_distance_is_scipys() -> None:
 
 def test_sets_that_cannot_be_compared_are_named() -> None:
     for others in (normal(2, 4), normal(3), normal(0, 3)):
-        with pytest.raises(ValueError, match="one row a point"):
+        with pytest.raises(ValueError, match="one row per point"):
             collapse.hausdorff_distance(normal(5, 3), others)
 
 

@@ -279,7 +279,7 @@ def test_unknown_weights_are_said_and_can_be_asked_for_by_name(tmp_path: Path) -
     fired = rp.checkpoint.fire(file, dry_run=True, where=["linears", "convolutions"])
     assert [weight.name for weight in fired.selection.chosen] == ["c.weight"]
     assert {weight.name for weight in fired.selection.left_alone} == {"a.weight", "b.weight"}
-    assert all(f"Ask for it as {weight.name}" in weight.reason for weight in fired.selection.left_alone)
+    assert all(f"Select it as {weight.name}" in weight.reason for weight in fired.selection.left_alone)
     with pytest.raises(ValueError, match=r"b\.weight"):
         rp.checkpoint.fire(file, dry_run=True, where="convolutions")
 
@@ -358,7 +358,7 @@ def test_shapes_that_do_not_fit_are_said_and_nothing_else_happens(what: str, tmp
     assert {weight.name for weight in fired.selection.chosen} - {"conv1.weight"} == {"fc.weight"}
     said = {weight.name: weight.reason for weight in fired.selection.left_alone}
     assert said.keys() == ODD[what].keys() - {"conv1.weight"}
-    assert not any("Ask for it" in reason for name, reason in said.items() if not state[name].numel())
+    assert not any("Select it" in reason for name, reason in said.items() if not state[name].numel())
     for name in said:
         with pytest.raises(ValueError, match="may be changed"):
             rp.checkpoint.fire(tmp_path / "model.safetensors", dry_run=True, where=name)
@@ -373,7 +373,7 @@ def test_asking_is_offered_by_the_full_name_and_only_where_it_helps(tmp_path: Pa
     names = ("gpt_neox.layers.0.attention.query_key_value.weight", "a.linear_qkv.weight", "odd.weight")
     found = bones(tmp_path, {**{name: torch.randn(24, 8) for name in names}, "fc.weight": torch.randn(4, 8)})
     said = {weight.name: weight for weight in found.weights().skipped}
-    assert [f"Ask for it as {name} to" in said[name].reason for name in names] == [False, True, True]
+    assert [f"Select it as {name} to" in said[name].reason for name in names] == [False, True, True]
     assert [said[name].role for name in names] == ["query", "query", None]
     found.select([*names, "fc.weight"])
     assert found.taken == {*names[1:]}
@@ -418,7 +418,7 @@ def test_target_networks_follow_at_any_depth_and_the_rest_is_left_alone(tmp_path
     selection = found.select("everything")
     assert {weight.name.rpartition(".")[0][:-2] for weight in selection.chosen} == {"policy.q_net", "qf1", "qf2"}
     said = {weight.name: weight.reason for weight in selection.left_alone}
-    assert all("does not say" in said[name] for name in astray if name.endswith("weight"))
+    assert all("does not show" in said[name] for name in astray if name.endswith("weight"))
     everything = {weight.name for weight in found.select("everything", frozen=True).chosen}
     assert everything == {name for name in state if name.endswith("weight")}
     with pytest.raises(ValueError, match="may be changed"):

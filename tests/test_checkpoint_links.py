@@ -228,7 +228,7 @@ def test_folders_named_as_a_cache_only_nearly_are_none(tmp_path: Path) -> None:
 
 def test_out_that_is_a_loop_is_there_already(tmp_path: Path) -> None:
     (tmp_path / "b.pt").symlink_to("b.pt")
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         fire(one_file(tmp_path), tmp_path / "b.pt")
 
 

@@ -169,7 +169,7 @@ def test_empty_tensors_take_little_memory_and_are_said(tmp_path: Path) -> None:
 def test_limits_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written_as(tmp_path / "a.safetensors", each(12, layers__N__fc__weight=(2, 3)))
     monkeypatch.setattr(opened, "MOST_TENSORS", 11)
-    with pytest.raises(CheckpointError, match=r"a\.safetensors holds 12 tensors, where 11"):
+    with pytest.raises(CheckpointError, match=r"a\.safetensors has 12 tensors, but at most 11"):
         open_checkpoint(path)
     monkeypatch.undo()
     where = {}
@@ -179,10 +179,10 @@ def test_limits_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": where}))
     monkeypatch.setattr(opened, "MOST_SHARDS", 2)
-    with pytest.raises(CheckpointError, match=r"index\.json names 3 shards, and no more than 2"):
+    with pytest.raises(CheckpointError, match=r"index\.json names 3 shards, but at most 2"):
         open_checkpoint(index)
     path = written_as(tmp_path / "rnn.safetensors", each(1001, rnn__weight_ih_lN=(4, 1), rnn__weight_hh_lN=(4, 1)))
-    assert all("1,001 layers, where 1,000" in reason for reason in skeleton(open_checkpoint(path)).unknown.values())
+    assert all("1,001 layers, but at most 1,000" in reason for reason in skeleton(open_checkpoint(path)).unknown.values())
 
 
 def test_views_that_would_be_read_over_and_over_are_refused(tmp_path: Path) -> None:

@@ -230,14 +230,14 @@ HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "entry is a number": ({"a": 3}, b"1", "dtype, a shape"),
     "an unknown dtype": ({"a": entry(0, 4, [1], "F33")}, b"1234", "F33"),
     "a dtype that is a list": ({"a": entry(0, 4, [1], ["F32"])}, b"1234", "dtype, a shape"),
-    "a size that does not fit": ({"a": entry(0, 4, [5])}, b"1234", "not the 4 bytes"),
+    "a size that does not fit": ({"a": entry(0, 4, [5])}, b"1234", "not take 4 bytes"),
     "an overlap": ({"a": entry(0, 4), "b": entry(2, 6)}, b"123456", "overlaps with a"),
     "the same bytes": ({"a": entry(0, 4), "b": entry(0, 4)}, b"1234", "overlaps with a"),
     "a gap": ({"a": entry(0, 2), "b": entry(4, 6)}, b"123456", "gap of 2 bytes"),
     "a gap at first": ({"a": entry(2, 4)}, b"1234", "gap of 2 bytes"),
     "bytes at the end": ({"a": entry(0, 4)}, b"123456", "2 bytes at its end"),
-    "cut short": ({"a": entry(0, 400)}, b"1234", "cut short"),
-    "backwards": ({"a": {"dtype": "U8", "shape": [0], "data_offsets": [4, 0]}}, b"1234", "would lie at"),
+    "truncated": ({"a": entry(0, 400)}, b"1234", "truncated"),
+    "backwards": ({"a": {"dtype": "U8", "shape": [0], "data_offsets": [4, 0]}}, b"1234", "would be at"),
     "metadata is a number": ({"__metadata__": 3, "a": entry(0, 1)}, b"1", "__metadata__"),
     "metadata of numbers": ({"__metadata__": {"a": 3}, "a": entry(0, 1)}, b"1", "__metadata__"),
     "only metadata": ({"__metadata__": {"a": "3"}}, b"", "no tensor"),
@@ -273,21 +273,21 @@ def test_names_that_no_module_has_are_refused(tmp_path: Path, name: str) -> None
 
 
 SHARDS: dict[str, tuple[Any, str]] = {
-    "up": ({"a": "../a.safetensors"}, "beside its index"),
-    "absolute": ({"a": "/etc/passwd"}, "beside its index"),
-    "backslash": ({"a": "..\\a.safetensors"}, "beside its index"),
-    "dots": ({"a": ".."}, "beside its index"),
-    "nothing": ({"a": ""}, "beside its index"),
-    "nul": ({"a": "a\0b"}, "beside its index"),
-    "a long name": ({"a": "a" * 5000}, "beside its index"),
-    "a name of many bytes": ({"a": "é" * 200}, "beside its index"),
-    "half a character": ({"a": "\ud800"}, "not there"),
-    "missing": ({"a": "b.safetensors"}, "not there"),
+    "up": ({"a": "../a.safetensors"}, "next to its index"),
+    "absolute": ({"a": "/etc/passwd"}, "next to its index"),
+    "backslash": ({"a": "..\\a.safetensors"}, "next to its index"),
+    "dots": ({"a": ".."}, "next to its index"),
+    "nothing": ({"a": ""}, "next to its index"),
+    "nul": ({"a": "a\0b"}, "next to its index"),
+    "a long name": ({"a": "a" * 5000}, "next to its index"),
+    "a name of many bytes": ({"a": "é" * 200}, "next to its index"),
+    "half a character": ({"a": "\ud800"}, "does not exist"),
+    "missing": ({"a": "b.safetensors"}, "does not exist"),
     "itself": ({"a": "model.safetensors.index.json"}, "neither safetensors nor"),
-    "not in the shard": ({"b": "a.safetensors"}, "where it is not"),
-    "numbers": ({"a": 3}, "not a table"),
-    "a list": (["a.safetensors"], "not a table"),
-    "empty": ({}, "not a table"),
+    "not in the shard": ({"b": "a.safetensors"}, "does not contain it"),
+    "numbers": ({"a": 3}, "not map"),
+    "a list": (["a.safetensors"], "not map"),
+    "empty": ({}, "not map"),
 }
 
 
@@ -328,8 +328,8 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
         written(tmp_path / f"{name}.safetensors", {"w": entry(0, 16, [2, 2], "F32")}, bytes(16))
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": "a.safetensors", "x": "b.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"where it is not"):
+    with pytest.raises(CheckpointError, match=r"does not contain it"):
         open_checkpoint(index)
     written(tmp_path / "b.safetensors", {"w": entry(0, 4), "x": entry(4, 8)}, bytes(8))
-    with pytest.raises(CheckpointError, match=r"w is in a\.safetensors and in b\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"w is both in a\.safetensors and in b\.safetensors"):
         open_checkpoint(index)

@@ -219,7 +219,7 @@ def check_own_loop(names: dict[str, Any], printed: str) -> None:
     assert names["resumed"].steps == names["learner"].steps == 600
     assert not names["diagnosis"].healthy
     assert [group.name for group in names["units"].groups] == ["up"]
-    assert "a residual stream is shared" in printed
+    assert "as in a residual stream" in printed
 
 
 def check_checkpoint(names: dict[str, Any], printed: str) -> None:

@@ -124,7 +124,7 @@ def test_the_trial_counts_what_the_graph_holds() -> None:
 
 def test_chunks_through_batch_statistics_are_refused() -> None:
     probe = Probe(norm_net(), batch(2, 4, 4), loss=F.cross_entropy, mode="train")
-    with pytest.raises(NotMeasurable, match=r"1 \(a batch norm\).*leave chunk out"):
+    with pytest.raises(NotMeasurable, match=r"batch norm 1 .*omit chunk"):
         hessian(probe, chunk=4)
     hessian(Probe(norm_net(), batch(2, 4, 4), loss=F.cross_entropy, mode="eval"), chunk=4)
 
@@ -156,7 +156,7 @@ def test_chunks_of_a_model_in_which_samples_meet_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x - x.mean(0))
 
-    with pytest.raises(NotMeasurable, match="samples meet"):
+    with pytest.raises(NotMeasurable, match="depend on other samples"):
         hessian(Probe(Centred(), batch(4), loss=F.cross_entropy, mode="eval"), chunk=4)
 
 
@@ -170,7 +170,7 @@ def test_bad_probes_are_named(operator: Callable) -> None:
         operator(small_probe(loss=lambda z, y: F.cross_entropy(z, y, reduction="none")))
     with pytest.raises(NotMeasurable, match="loss is nan"):
         operator(small_probe(loss=lambda z, y: F.cross_entropy(z, y) * torch.nan))
-    with pytest.raises(NotMeasurable, match="no graph"):
+    with pytest.raises(NotMeasurable, match="detaches it"):
         operator(small_probe(loss=lambda z, y: F.cross_entropy(z.detach(), y)))
     half = nn.Linear(4, 3).to(torch.bfloat16)
     with pytest.raises(NotMeasurable, match=r"bfloat16.*model\.float\(\)"):

@@ -148,7 +148,7 @@ def test_bad_probes_are_named() -> None:
         kronecker_ranks(Probe(norm_net(), batch(2, 4, 4), loss=F.cross_entropy, mode="train"))
     with pytest.raises(NotMeasurable, match="needs a loss"):
         kronecker_ranks(Probe(small_net(), batch(4)))
-    with pytest.raises(NotMeasurable, match="couples samples"):
+    with pytest.raises(NotMeasurable, match="several samples jointly"):
         kronecker_ranks(Probe(small_net(), batch(4), loss=lambda z, y: torch.logsumexp(z[:, 0], 0)))
     with pytest.raises(NotMeasurable, match="not convex"):
         kronecker_ranks(Probe(small_net(), batch(4), loss=lambda z, y: -(z**2).mean()))

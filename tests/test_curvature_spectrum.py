@@ -303,7 +303,7 @@ def test_the_tolerance_is_kept() -> None:
 def test_bad_settings_of_eigenvalues_and_densities_are_named() -> None:
     operator = from_matrix(torch.eye(3))
     for call, message in (
-        (lambda: top_eigenvalues(operator, 4), "count=4.*at most the 3"),
+        (lambda: top_eigenvalues(operator, 4), "count=4.*at most 3"),
         (lambda: top_eigenvalues(operator, 0), "count=0"),
         (lambda: top_eigenvalues(operator, which="smallest"), "which='smallest'"),  # pyright: ignore
         (lambda: top_eigenvalues(operator, tolerance=0), "tolerance=0"),

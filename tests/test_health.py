@@ -180,7 +180,7 @@ def test_gated_units_are_diagnosed() -> None:
         net.gate.bias[:20] = -1000
     diagnosis = rp.diagnose(net, INPUTS)
     assert ("gate", "dead units") in faults(diagnosis)
-    assert "saturated_fraction could not be had" in str(diagnosis)
+    assert "saturated_fraction could not be computed" in str(diagnosis)
 
 
 def test_a_long_model_shows_the_layers_in_which_something_was_found() -> None:
@@ -190,7 +190,7 @@ def test_a_long_model_shows_the_layers_in_which_something_was_found() -> None:
         net[1].weight.mul_(100)
     shown = str(rp.diagnose(net, INPUTS[:100]))
     assert "grown weight" in shown
-    assert "more, in which nothing was found" in shown
+    assert "more without findings" in shown
     assert len(shown.splitlines()) < 25
 
 
@@ -259,7 +259,7 @@ def test_parts_of_a_fused_weight_have_rows_of_their_own() -> None:
 
 def test_a_model_without_hidden_units_is_diagnosed_by_its_weights_with_a_note() -> None:
     diagnosis = rp.diagnose(nn.Linear(64, 10), INPUTS)
-    assert "dead_fraction, saturated_fraction, dormant_fraction could not be had" in str(diagnosis)
+    assert "dead_fraction, saturated_fraction, dormant_fraction could not be computed" in str(diagnosis)
     assert diagnosis.layers[0].name == "model"
 
 
@@ -282,7 +282,7 @@ def test_it_is_said_where_dead_units_were_not_looked_for() -> None:
         return nn.Sequential(normed, nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10))
 
     (note,) = [note for note in rp.diagnose(build(), INPUTS, build=build).notes if "dead units" in note]
-    assert note.startswith("dead units were not looked for in 0: is parametrised (weight_norm")
+    assert note.startswith("dead units were not searched for in 0: is parametrised (weight_norm")
     stream = ZOO["resnet"].build()
     (note,) = [note for note in rp.diagnose(stream, ZOO["resnet"].batch(0)[0]).notes if "dead units" in note]
     assert "residual stream" in note
@@ -310,7 +310,7 @@ class Sorts(nn.Module):
 def test_each_layer_that_was_not_looked_at_has_its_own_reason() -> None:
     """And the output is none of them, whatever else is the matter with it."""
     (note,) = [note for note in rp.diagnose(Sorts(branches=True), INPUTS).notes if "dead units" in note]
-    assert "part.2: leaves a part of the model that was traced alone" in note
+    assert "part.2: leaves a part of the model that was traced on its own" in note
     assert "head" not in note
     (note,) = [note for note in rp.diagnose(Sorts(branches=False), INPUTS).notes if "dead units" in note]
     assert "part.2: is read by normed, which is parametrised" in note

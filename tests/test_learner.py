@@ -244,7 +244,7 @@ def test_taps_are_on_only_where_a_method_asked_and_are_cleared_after_each_step()
     hidden = learner.model[:2](inputs).detach()
     learner.step(inputs, torch.zeros(5, dtype=torch.long))
     assert torch.equal(seen[0], hidden)
-    with pytest.raises(RuntimeError, match="were not seen"):
+    with pytest.raises(RuntimeError, match="no activations of"):
         learner.tap().read("0")
     with plain.quiet():
         assert plain.taps is None

@@ -158,7 +158,7 @@ def test_cheap_measures_need_inputs_and_nothing_else() -> None:
 @pytest.mark.parametrize("name", [name for name, entry in MEASURES.items() if not entry.cheap and not entry.by_name])
 def test_what_costs_more_needs_a_loss_and_says_so(name: str) -> None:
     probe = probe_of("mlp")
-    with pytest.raises(NotMeasurable, match=f"{name}: needs (a loss|targets), and the probe has none"):
+    with pytest.raises(NotMeasurable, match=f"{name}: needs (a loss|targets), but the probe has none"):
         measure(Probe(probe.model, probe.inputs), name)
 
 

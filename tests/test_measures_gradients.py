@@ -67,7 +67,7 @@ def test_samples_without_a_gradient_have_no_direction() -> None:
     assert m.gradient_collinearity(rows @ rows.T).item() == pytest.approx(math.sqrt(0.5))
     assert m.gradient_rank(torch.zeros(3, 3)) == 0
     for gram in (torch.zeros(3, 3), torch.diag(torch.tensor([1.0, 0.0]))):
-        with pytest.raises(NotMeasurable, match=r"two samples with a gradient, and . of . have one"):
+        with pytest.raises(NotMeasurable, match=r"two samples with a gradient, but only . of ."):
             m.gradient_collinearity(gram)
 
 
@@ -158,7 +158,7 @@ class Branching(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Centred, "samples of this model see each other"),
+        (Centred, "samples of this model affect each other"),
         (Branching, "cannot be vectorised"),
         (lambda: net(nn.Dropout()), "cannot be vectorised"),
         (lambda: net(nn.BatchNorm1d(6)), "cannot be vectorised"),
@@ -234,12 +234,12 @@ def test_gradients_ignore_autocast() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Probe(net(), batch()[0], loss=F.cross_entropy), "needs targets, and the probe has none"),
-        (lambda: Probe(net(), batch()), "needs a loss, and the probe has none"),
+        (lambda: Probe(net(), batch()[0], loss=F.cross_entropy), "needs targets, but the probe has none"),
+        (lambda: Probe(net(), batch()), "needs a loss, but the probe has none"),
         (lambda: probe_of(net(), loss=lambda o, t: F.cross_entropy(o, t, reduction="none").expand(7)), "one number"),
         (lambda: probe_of(net(), loss=lambda o, t: 1.0), "one number.* float"),
         (lambda: probe_of(net(), loss=lambda o, t: F.cross_entropy(o, t) * torch.nan), "the loss is nan"),
-        (lambda: probe_of(net(), loss=lambda o, t: F.cross_entropy(o.detach(), t)), "depends on no parameter"),
+        (lambda: probe_of(net(), loss=lambda o, t: F.cross_entropy(o.detach(), t)), "depends on no trainable parameter"),
     ],
     ids=["no targets", "no loss", "not scalar", "no tensor", "NaN", "detached"],
 )

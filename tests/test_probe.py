@@ -165,9 +165,9 @@ def test_a_reference_is_a_module_or_its_state_dict(given: str) -> None:
         (lambda net: None, r"weight_growth: needs the model at another time, .* copy\.deepcopy\(model\)"),
         (lambda net: net, "weight_growth: reference holds the model's own '0.weight'"),
         (lambda net: net.state_dict(), "weight_growth: reference holds the model's own '0.weight'"),
-        (lambda net: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "another model: '0.weight'"),
-        (lambda net: nn.Sequential(nn.Linear(3, 5), nn.ReLU()), "another model: '2.weight'"),
-        (lambda net: {"0.weight": torch.ones(5, 3)}, "another model: '0.bias'"),
+        (lambda net: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "model: '0.weight'"),
+        (lambda net: nn.Sequential(nn.Linear(3, 5), nn.ReLU()), "model: '2.weight'"),
+        (lambda net: {"0.weight": torch.ones(5, 3)}, "model: '0.bias'"),
     ],
     ids=["none", "itself", "its own state", "other shapes", "fewer layers", "fewer tensors"],
 )
@@ -199,12 +199,12 @@ def test_a_reference_that_has_changed_is_no_reference() -> None:
         ((torch.ones(2, 3),), TypeError, "a batch of 1 parts"),
         ("text", TypeError, "the inputs are a str"),
         ({"mask": None}, TypeError, "the inputs are a dict"),
-        (torch.tensor(1.0), NotMeasurable, "no axis of samples"),
-        (torch.ones(3), NotMeasurable, r"no axis of samples: .* inputs\[None\]"),
+        (torch.tensor(1.0), NotMeasurable, "axis of samples"),
+        (torch.ones(3), NotMeasurable, r"axis of samples: .* inputs\[None\]"),
         (DataLoader([1]), TypeError, r"next\(iter\(loader\)\)"),
         (torch.ones(0, 3), NotMeasurable, "no samples"),
-        (torch.full((2, 3), torch.nan), NotMeasurable, "inputs hold NaN"),
-        ({"x": torch.full((2, 3), torch.inf)}, NotMeasurable, "inputs hold NaN or infinite"),
+        (torch.full((2, 3), torch.nan), NotMeasurable, "inputs contain NaN"),
+        ({"x": torch.full((2, 3), torch.inf)}, NotMeasurable, "inputs contain NaN or infinite"),
     ],
 )
 def test_a_batch_of_the_wrong_kind_is_refused(batch: Any, error: type[Exception], message: str) -> None:
@@ -217,10 +217,10 @@ def test_a_batch_of_the_wrong_kind_is_refused(batch: Any, error: type[Exception]
     [
         (lambda net: Probe("net", torch.ones(2, 3)), TypeError, "needs a torch.nn.Module, got str"),
         (lambda net: Probe(net, torch.ones(2, 3), mode="test"), ValueError, "mode='test'"),
-        (lambda net: Probe(net, torch.ones(2, 3), loss="mse"), TypeError, "loss='mse': give a function"),
+        (lambda net: Probe(net, torch.ones(2, 3), loss="mse"), TypeError, "loss='mse': pass a function"),
         (lambda net: measure(net, "cheap"), TypeError, r"measure\(Probe\(model, batch\), names\)"),
         (lambda net: measure(Probe(net, torch.ones(2, 3)), "dead_fractions"), ValueError, "did you mean 'dead_fraction'"),
-        (lambda net: measure(Probe(net, torch.ones(2, 3)), []), ValueError, "no measure was asked for"),
+        (lambda net: measure(Probe(net, torch.ones(2, 3)), []), ValueError, "names is empty"),
         (
             lambda net: measure(Probe(net, torch.ones(2, 3)), "dead_fraction", {"dead_fraction": {"tau": 1}}),
             ValueError,
@@ -234,7 +234,7 @@ def test_a_batch_of_the_wrong_kind_is_refused(batch: Any, error: type[Exception]
         (
             lambda net: measure(Probe(net, torch.ones(2, 3)), "srank", {"dead_fraction": {}}),
             ValueError,
-            "'dead_fraction', which is not measured here",
+            "'dead_fraction', which is not measured",
         ),
     ],
 )

@@ -160,5 +160,5 @@ def test_a_diagnosis_goes_on_without_a_loss_that_is_not_finite() -> None:
             parameter.mul_(1e30)
     batch = torch.randn(32, 4), torch.randint(2, (32,))
     text = str(rp.diagnose(model, batch, loss=nn.functional.cross_entropy))
-    assert "Note: weights without a gradient were not looked for: gradient_norm: the loss is nan" in text
+    assert "Note: weights without a gradient were not searched for: gradient_norm: the loss is nan" in text
     assert "grown weight" in text

@@ -225,13 +225,13 @@ def test_no_units_chosen_is_no_change(chosen: Tensor) -> None:
 @pytest.mark.parametrize(
     ("chosen", "error", "says"),
     [
-        (torch.ones(4, dtype=torch.bool), ValueError, "5 units: give it one each"),
+        (torch.ones(4, dtype=torch.bool), ValueError, "has 5 units"),
         (torch.ones(1, 5, dtype=torch.bool), ValueError, r"shape \(1, 5\)"),
         (torch.rand(5), TypeError, "scores < 0.1"),
         (torch.ones(5, dtype=torch.uint8), TypeError, "uint8"),
-        (torch.tensor([1, 5]), ValueError, "go from 0 to 4"),
-        (torch.tensor([-1]), ValueError, "go from 0 to 4"),
-        ([1, 2], TypeError, "give a tensor"),
+        (torch.tensor([1, 5]), ValueError, "are 0 to 4"),
+        (torch.tensor([-1]), ValueError, "are 0 to 4"),
+        ([1, 2], TypeError, "chosen is a list"),
     ],
 )
 def test_a_wrong_choice_is_an_error_before_anything_is_written(chosen: Any, error: type[Exception], says: str) -> None:

@@ -292,7 +292,7 @@ def test_spectrum_and_slice_are_of_the_hessian_and_the_loss() -> None:
         ({"names": ["srank"], "slice": 1}, "slice = 1 must be"),
         ({"names": ["srank"], "classes": "old"}, 'classes = \'old\' must be "all" or "new"'),
         ({"names": ["srank"], "mode": "evaluation"}, 'mode = \'evaluation\' must be "train" or "eval"'),
-        ({"names": ["sranc"]}, "'sranc' is no measure; did you mean 'srank'"),
+        ({"names": ["sranc"]}, "'sranc' is not a measure; did you mean 'srank'"),
         ({"names": ["srank"], "settings": {"dead_fraction": {}}}, "'dead_fraction', which is not among names"),
     ],
 )

@@ -263,8 +263,8 @@ UNUSABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "orthogonal": (lambda: net(b=parametrizations.orthogonal(nn.Linear(5, 5))), "is parametrised"),
     "old weight_norm": (lambda: net(b=_old_weight_norm()), "is parametrised"),
     "pruned bias": (lambda: net(b=prune.random_unstructured(nn.Linear(5, 5), "bias", amount=2)), "is parametrised"),
-    "code of its own": (lambda: net(b=Standardised(5, 5)), "whose own code"),
-    "weights of its own": (lambda: net(b=Noisy(5, 5)), "whose own code"),
+    "code of its own": (lambda: net(b=Standardised(5, 5)), "whose own forward"),
+    "weights of its own": (lambda: net(b=Noisy(5, 5)), "whose own forward"),
 }
 
 
@@ -407,10 +407,10 @@ def test_looking_leaves_the_model_as_it_was_even_if_its_code_fails(example: bool
 @pytest.mark.parametrize(
     ("model", "error", "says"),
     [
-        (nn.Sequential(), ValueError, "no linear or convolutional layer but its output"),
-        (nn.Linear(3, 2), ValueError, "no linear or convolutional layer but its output"),
+        (nn.Sequential(), ValueError, "no linear or convolutional layer"),
+        (nn.Linear(3, 2), ValueError, "no linear or convolutional layer"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), ValueError, "1 is an output"),
-        (nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), ValueError, r"0.weight.*run the model once first"),
+        (nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), ValueError, r"0.weight.*lazy"),
         (nn.LSTM(3, 4), ValueError, "no hidden units"),
         (lambda x: x, TypeError, "pass the model itself"),
     ],
@@ -494,6 +494,6 @@ def test_an_input_helps_where_a_shape_is_not_known() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.o(torch.relu(self.a(x)).amax(1))
 
-    with pytest.raises(ValueError, match=r"amax, which is not followed.*give an input to run it on"):
+    with pytest.raises(ValueError, match=r"amax, which is not followed.*example=inputs"):
         find_units(Pooled())
     assert sizes(find_units(Pooled(), torch.randn(4, 5, 2))) == {"a": (6, 1)}

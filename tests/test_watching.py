@@ -273,7 +273,7 @@ def test_its_repr_says_how_it_stands() -> None:
 
 @pytest.mark.parametrize("settings", [{"every": 1e3}, {"every": 0}, {"looks": 0}, {"threshold": 0.0}, {"threshold": 1.5}])
 def test_settings_out_of_range_are_refused(settings: dict) -> None:
-    with pytest.raises(ValueError, match="give whole numbers"):
+    with pytest.raises(ValueError, match="threshold="):
         rp.watch(mlp(), **settings)
 
 
@@ -287,7 +287,7 @@ def test_the_state_of_another_model_is_refused() -> None:
     net = mlp()
     watcher = rp.watch(net, every=1, looks=1)
     step(net, watcher)
-    with pytest.raises(ValueError, match="another model"):
+    with pytest.raises(ValueError, match="other units"):
         other.load_state_dict(watcher.state_dict())
-    with pytest.raises(ValueError, match="no state of a watch"):
+    with pytest.raises(ValueError, match="not the state of a watch"):
         other.load_state_dict({})

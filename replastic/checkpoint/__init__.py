@@ -1,4 +1,4 @@
-"""Checkpoint files as named tensors, without the model's code: look at them (`inspect`), give their weights back a flat
+"""Checkpoint files as named tensors, without the model's code: examine their weights (`inspect`), and restore an even
 spectrum (`fire`).
 
     rp.checkpoint.inspect("model.safetensors").summary

@@ -1,4 +1,4 @@
-"""Whether the members of an archive have the checksums that it claims, taken of what is read anyway."""
+"""Verify the checksums of an archive's members while they are read for other purposes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ _BLOCK = 2**22
 
 
 class Watched:
-    """A file that takes the checksums of members while they are read, each byte once; `wrong` reads what was left out.
+    """A file that updates the checksums of members as they are read, each byte once; `wrong` reads the remaining bytes.
 
-    Tensors are mostly read in the order in which they lie. Where they are not, what was passed over is read for the
-    checksum alone.
+    Tensors are mostly read in the order of the file. Where they are not, skipped bytes are read for the checksum alone.
     """
 
     def __init__(self, file: BinaryIO, members: Iterable[Member]) -> None:
         self.file, self.at = file, 0
         ordered = sorted(members, key=lambda member: member.offset)
-        self._around = [member for member, after in pairwise(ordered) if after.offset < member.end]  # archives in this one
+        self._around = [member for member, after in pairwise(ordered) if after.offset < member.end]  # inner archives
         self._members = [member for member in ordered if member not in self._around]
         self._starts = [member.offset for member in self._members]
-        self._taken = {member: (0, member.offset) for member in ordered}  # CRC, and up to where it goes
+        self._taken = {member: (0, member.offset) for member in ordered}  # the CRC so far, and where it ends
 
     def seek(self, offset: int) -> int:
         self.at = offset
@@ -43,7 +42,7 @@ class Watched:
         return got
 
     def wrong(self) -> list[Member]:
-        """The members whose content has another checksum."""
+        """The members whose content does not match their checksum."""
         for member in self._taken:
             self._catch_up(member, member.end)
         return [member for member, (crc, _) in self._taken.items() if crc != member.crc]
@@ -61,6 +60,6 @@ class Watched:
         while at < end:
             block = self.file.read(min(_BLOCK, end - at))
             if not block:
-                return  # the file has become shorter since it was looked into, and its checksum is another
+                return  # the file became shorter after it was opened; its checksum will differ
             crc, at = zlib.crc32(block, crc), at + len(block)
             self._taken[member] = crc, at

@@ -1,4 +1,4 @@
-"""Where a changed copy of a checkpoint goes, and how it gets there: whole or not at all."""
+"""Where a changed copy of a checkpoint is written, and how: completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .opened import Checkpoint
 
 
 def target_of(checkpoint: Checkpoint, out: str | Path | None, *, in_place: bool, dry_run: bool) -> Path | None:
-    """Where to write, None for a dry run; raises if that is not to be written to."""
+    """Where to write, None for a dry run; raises if that path must not be written to."""
     path = checkpoint.path
     if out is not None and in_place:
-        raise ValueError(f"out={str(out)!r} and in_place: give one of them")
+        raise ValueError(f"out={str(out)!r} and in_place: pass only one of them")
     check_links(checkpoint.files if in_place else (*checkpoint.files, *checkpoint.along), checkpoint.path)
     if in_place:
         _check_room(checkpoint.files, checkpoint.files[0])
     if in_place or (dry_run and out is None):
         return None if dry_run else path
     if out is None:
-        raise ValueError(f"where is the new checkpoint to go? Give out, as in {suggested(path)}, or in_place")
+        raise ValueError(f"out is missing: pass a path for the new checkpoint, such as {suggested(path)}, or in_place")
     target = Path(out)
     if os.path.lexists(target):
         inside = f"; did you mean {target / path.name}?" if target.is_dir() and not checkpoint.folder else ""
         itself = os.path.realpath(target) == os.path.realpath(path)
-        same = " To replace the file itself, say in_place=True, or --in-place." if itself else ""
-        raise FileExistsError(f"{target} is there already, and is not written over{inside or ': give another name.'}{same}")
+        same = " To replace the file itself, pass in_place=True, or --in-place." if itself else ""
+        raise FileExistsError(f"{target} exists already and is not overwritten{inside or ': pass another name.'}{same}")
     if not checkpoint.folder and target.suffix != path.suffix:
-        raise ValueError(f"{target}: the format stays that of {path.name}: end it in {path.suffix or 'nothing'}")
+        raise ValueError(f"{target}: the format stays that of {path.name}, so its suffix must be {path.suffix or 'empty'}")
     if checkpoint.folder and target.suffix in (".json", *(file.suffix for file in checkpoint.files)):
-        raise ValueError(f"{target} looks like a file, and {path.name} is written as a folder: give {suggested(path)}")
+        raise ValueError(f"{target} looks like a file, but {path.name} is written as a folder: pass {suggested(path)}")
     _check_room((*checkpoint.files, *checkpoint.along), target)
     return None if dry_run else target
 
 
 def suggested(path: Path) -> Path:
-    """A name for what is made of a checkpoint, beside it."""
+    """A name for the changed copy of a checkpoint, next to it."""
     if path.name.endswith(".json"):
         path = path.parent
     fired = f"{path.resolve().name}-fired" if path.is_dir() else f"{path.stem}-fired{path.suffix}"
@@ -49,7 +49,7 @@ def suggested(path: Path) -> Path:
 
 @contextmanager
 def copies_of(checkpoint: Checkpoint, target: Path, *, in_place: bool) -> Iterator[dict[Path, Path]]:
-    """Copies of the checkpoint's files, to be changed; they come to their place at the end, unless something goes wrong."""
+    """Copies of the checkpoint's files to change; they are renamed at the end, or removed if an error occurs."""
     whole = part_of(target) if checkpoint.folder and not in_place else None
     if in_place:
         parts = {source: part_of(source) for source in checkpoint.files}
@@ -65,7 +65,7 @@ def copies_of(checkpoint: Checkpoint, target: Path, *, in_place: bool) -> Iterat
                 shutil.copy(source, whole / source.name)
         for source, part in parts.items():
             shutil.copy(source, part)
-            part.chmod(part.stat().st_mode | 0o200)  # a file that must not be written may still be copied and changed
+            part.chmod(part.stat().st_mode | 0o200)  # the copy of a read-only file may be changed
         yield parts
         if whole is not None:
             whole.rename(target)
@@ -83,22 +83,22 @@ def copies_of(checkpoint: Checkpoint, target: Path, *, in_place: bool) -> Iterat
 
 
 def _appear(part: Path, target: Path) -> None:
-    """Give a whole file its name; raises if another file has got that name in the meantime."""
+    """Rename a complete file; raises if another file has taken the name in the meantime."""
     try:
         os.link(part, target)
     except FileExistsError:
-        raise FileExistsError(f"{target} has appeared in the meantime, and is not written over: give another name") from None
-    except OSError:  # a file system without links
+        raise FileExistsError(f"{target} was created in the meantime and is not overwritten: pass another name") from None
+    except OSError:  # a file system without hard links
         part.rename(target)
 
 
 def _check_room(files: Iterable[Path], target: Path) -> None:
-    """Raise if copies of the files cannot be written there."""
+    """Raise if copies of the files cannot be written to the target."""
     needed = sum(file.stat().st_size for file in files)
     around = next(folder for folder in target.absolute().parents if os.path.lexists(folder))
     if not around.is_dir() or not os.access(around, os.W_OK):
-        why = "may not be written to" if around.is_dir() else "is no folder"
-        raise OSError(f"{target} cannot be made: {around} {why}: give another place")
+        why = "is not writable" if around.is_dir() else "is not a folder"
+        raise OSError(f"{target} cannot be created, because {around} {why}: pass another path")
     free = shutil.disk_usage(around).free
     if needed > free:
-        raise OSError(f"{target} takes {needed:,} bytes, and {around} has {free:,} left: make room, or give another place")
+        raise OSError(f"{target} needs {needed:,} bytes, but {around} has {free:,} free: make room, or pass another path")

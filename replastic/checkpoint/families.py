@@ -1,9 +1,9 @@
-"""Which layer a checkpoint's tensors belong to: by name where a family is known, else by what their shapes prove.
+"""Which layer a checkpoint's tensors belong to: by name for known families, otherwise by what their shapes prove.
 
-A file of weights says names and shapes, and nothing of the code. `TABLE` has the names of common families; they count in a
-file that bears the family's sign, because many of them (conv1, shared, head) mean other things elsewhere. Beside it stand a
-few proofs that need no family: a bias has as many entries as a layer has outputs; a convolution has no groups if it reads as
-many channels as the one before it writes. What neither settles is unknown, and said to be.
+A file of weights has names and shapes but no code. `TABLE` has the names of common families; they are used only for a file
+with the family's sign, because many of them (conv1, shared, head) mean different things elsewhere. Some proofs need no
+family: a bias has one entry per output of its layer; a convolution has no groups if it reads as many channels as the one
+before it writes. A layer that neither identifies is reported as unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..weights.layers import FUSED
 from .holders import LORA, Holder, Holders
 from .proofs import Conv1D, Fused, Known, Unknown, attention, convolution, proved_convolution, recurrent
 
-Make = Callable[[Holder, Holders], "Known | None"]  # None: not this one
+Make = Callable[[Holder, Holders], "Known | None"]  # None: not this kind
 
 
 def _linear(holder: Holder, around: Holders) -> Known | None:
@@ -32,31 +32,31 @@ def _linear(holder: Holder, around: Holders) -> Known | None:
 
 def _embedding(holder: Holder, around: Holders) -> Known | None:
     shape = holder.shape()
-    if len(shape) != 2 or "bias" in holder.tensors:  # with a bias it is a linear layer of that name
+    if len(shape) != 2 or "bias" in holder.tensors:  # with a bias, it is a linear layer with an embedding's name
         return None
     return Known(nn.Embedding(shape[0], shape[1], device="meta"))
 
 
 def _vocabulary(holder: Holder, around: Holders) -> Known | None:
-    """An embedding for the whole network: not in one of its layers."""
+    """An embedding of the whole network, not within one of its layers."""
     return None if any(map(str.isdecimal, holder.name.split("."))) else _embedding(holder, around)
 
 
 def _dense(holder: Holder, around: Holders) -> Known | None:
-    """Linear, or a convolution without groups."""
+    """A linear layer, or a convolution without groups."""
     if not 3 <= len(holder.shape()) <= 5:
         return _linear(holder, around)
     return None if around.transposed(holder) else convolution(holder)
 
 
 def _depthwise(holder: Holder, around: Holders) -> Known | None:
-    """By its name; the shape must not speak against it."""
+    """A depthwise convolution by its name, if the shape agrees."""
     shape = holder.shape()
     return convolution(holder, shape[0]) if 3 <= len(shape) <= 5 and shape[1] == 1 else None
 
 
 def _middle_of_block(holder: Holder, around: Holders) -> Known | None:
-    """The second convolution of a ResNet's bottleneck has groups if it reads fewer channels than the first one writes."""
+    """The second convolution of a ResNet bottleneck, which has groups if it reads fewer channels than the first writes."""
     first, third = around.beside(holder, "conv1"), around.beside(holder, "conv3")
     if first is None or third is None or any(len(layer.shape()) != 4 for layer in (first, holder, third)):
         return None
@@ -66,24 +66,24 @@ def _middle_of_block(holder: Holder, around: Holders) -> Known | None:
 
 
 def _gpt2(holder: Holder, around: Holders) -> Known | None:
-    """GPT-2's layers are stored (in, out), those of nanoGPT and others with the same names (out, in)."""
+    """GPT-2 stores its layers as (in, out); nanoGPT and others with the same names store (out, in)."""
     shape, bias = holder.shape(), holder.shape("bias")
     if len(shape) != 2:
         return None
     fused = holder if holder.last == "c_attn" else around.beside(holder, "c_attn") or around.beside(holder, ".attn.c_attn")
     if shape[0] == shape[1] or bias in ((shape[0],), (shape[1],)):
         transposed = around.transposed(holder)
-    elif fused is not None and len(fused.shape()) == 2:  # it has more outputs than inputs
+    elif fused is not None and len(fused.shape()) == 2:  # which has more outputs than inputs
         transposed = fused.shape()[1] > fused.shape()[0]
     else:
-        raise Unknown("is stored (in, out) or (out, in), and nothing in the file tells which")
+        raise Unknown("is stored as (in, out) or (out, in), and the file does not show which")
     into, out = shape if transposed else shape[::-1]
     layer = Conv1D(into, out) if transposed else nn.Linear(into, out, bias=False, device="meta")
     return Known(layer, SimpleNamespace(is_cross_attention=out == 2 * into) if fused is holder else None)
 
 
 def _fused(*outputs: str) -> Make:
-    """Queries, keys and values in one; outputs: names of the layer that reads the heads, whose width is the queries'."""
+    """Fused queries, keys and values; outputs: names of the layer that reads the heads, which is as wide as the queries."""
 
     def make(holder: Holder, around: Holders) -> Known | None:
         known = _linear(holder, around)
@@ -95,9 +95,9 @@ def _fused(*outputs: str) -> Make:
         rest, odd = divmod(out - width, 2)
         if odd or not 0 < rest <= width or (after is None and width != into):
             raise Fused(
-                f"is a fused {out} x {into} projection; which rows are queries, keys and values its shape does not say"
+                f"is a fused {out} x {into} projection, whose shape does not show which rows are queries, keys and values"
             )
-        each = math.gcd(width, rest)  # any size of a head that divides both tells the parts apart
+        each = math.gcd(width, rest)  # any head size that divides both separates the parts
         parts = SimpleNamespace(num_heads=width // each, num_key_value_heads=rest // each, head_dim=each)
         return Known(known.layer, parts)
 
@@ -105,19 +105,19 @@ def _fused(*outputs: str) -> Make:
 
 
 def _by_head(holder: Holder, around: Holders) -> Known:
-    raise Fused("is a fused projection that some models order by head, and how many heads there are the file does not say")
+    raise Fused("is a fused projection that some models order by head, and the file does not have the number of heads")
 
 
 def _joined(holder: Holder, around: Holders) -> Known:
-    raise Fused("holds queries, keys, values and a part of the MLP in one, and the order of its rows is not known")
+    raise Fused("fuses queries, keys, values and a part of the MLP, and the order of its rows is not known")
 
 
 def _chained(holder: Holder, around: Holders) -> Known | None:
-    """A convolution that must be proved, though its name is a family's: the same names are used for grouped ones."""
+    """A convolution that has a family's name but needs proof: the same names are used for grouped convolutions."""
     return proved_convolution(holder, around, layer_of) if len(holder.shape()) == 4 else None
 
 
-# Families, the end of a module's name (# is a number), and what layer that is. The first row that fits counts.
+# Family, the end of a module's name (# is a number), and the layer that it means. The first matching row counts.
 TABLE: tuple[tuple[str, str, Make], ...] = (
     ("GPT-2", "h.#.(attn|crossattention).(c_attn|c_proj|q_attn)|h.#.mlp.(c_fc|c_proj|w1|w2)", _gpt2),
     ("Llama", "layers.#.self_attn.qkv_proj", _fused("o_proj")),
@@ -163,7 +163,7 @@ TABLE: tuple[tuple[str, str, Make], ...] = (
     ("FLUX", "single_blocks.#.linear1", _joined),
 )
 
-# The end of a module's name by which a family's rows come to count: many of the names above mean other things elsewhere.
+# The end of a module's name that identifies a family: many of the names above mean other things in other families.
 SIGNS: dict[str, str] = {
     "GPT-2": "h.#.attn.c_attn",
     "Llama": "layers.#.self_attn.(q|qkv)_proj",
@@ -182,8 +182,8 @@ SIGNS: dict[str, str] = {
     "FLUX": "single_blocks.#.linear1",
 }
 
-# An embedding, the head that reads it and is not in the file because its numbers are the embedding's, and a module that the
-# head is known by. "": there must be nothing but what the embedding belongs to, as there is with a classifier's head.
+# An embedding, the head that is tied to it and therefore not in the file, and a module that proves that there is a head.
+# "": proved if the file has only the module that the embedding belongs to; a classifier's head would lie outside.
 TIED: tuple[tuple[str, str, str], ...] = (
     ("transformer.wte", "lm_head", ""),
     ("model.embed_tokens", "lm_head", ""),
@@ -191,10 +191,10 @@ TIED: tuple[tuple[str, str, str], ...] = (
     ("roberta.embeddings.word_embeddings", "lm_head.decoder", "lm_head.dense"),
 )
 
-# What a head is called that may be in the file as a copy of its embedding.
+# Names of heads that may be in the file as copies of their embeddings.
 HEADS = re.compile(r"(.*\.)?(lm_head|embed_out|decoder|output_projection)")
 
-# Parts of names of target networks, which follow others. Which one is known for X_target alone: X.
+# Parts of names of target networks, which follow another network; only X_target shows which: X.
 TARGET = re.compile(r"target|target_(net|network|model|critic|actor|policy|q.*)|(.*_)target")
 
 _PLAIN_LINEAR = re.compile(
@@ -218,13 +218,13 @@ _SIGNS = {family: _pattern(sign) for family, sign in SIGNS.items()}
 
 
 def layer_of(holder: Holder, around: Holders) -> Known | None:
-    """The layer that a module is; None if it has no matrix. Raises `Unknown`."""
+    """The layer of a module; None if it has no matrix. Raises `Unknown`."""
     told = around.told
     if holder.name not in told:
-        told[holder.name] = Unknown("is known only by another that is known by it")  # until more is known
+        told[holder.name] = Unknown("depends on another layer that depends on it")  # while it is being determined
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's, of layers without entries
+                warnings.simplefilter("ignore")  # of torch, about layers without entries
                 told[holder.name] = _look(holder, around)
         except Unknown as problem:
             told[holder.name] = problem
@@ -237,7 +237,7 @@ def layer_of(holder: Holder, around: Holders) -> Known | None:
 
 
 def _look(holder: Holder, around: Holders) -> Known | None:
-    """By the table, then by proof."""
+    """Look a module up in the table, then try proofs."""
     shape = holder.shape()
     if not any(len(held.shape) > 1 for held in holder.tensors.values()):
         return _norm(holder) if len(shape) == 1 else None
@@ -251,7 +251,7 @@ def _look(holder: Holder, around: Holders) -> Known | None:
 
 
 def _proved(holder: Holder, around: Holders) -> Known | None:
-    """What shapes, and words that mean one thing, prove without a family."""
+    """The layer that shapes and unambiguous names prove without a family."""
     shape, bias = holder.shape(), holder.shape("bias")
     if "in_proj_weight" in holder.tensors or "q_proj_weight" in holder.tensors:
         return Known(attention(holder))
@@ -260,28 +260,28 @@ def _proved(holder: Holder, around: Holders) -> Known | None:
     if len(shape) < 2:
         return None
     if LORA.search(holder.name):
-        raise Unknown("is of a low-rank adapter, of which only the product of the two factors means something")
+        raise Unknown("belongs to a low-rank adapter: merge it into the model first, as with merge_and_unload() of PEFT")
     if bias and bias not in ((shape[0],), (shape[1],)):
-        raise Unknown(f"has the shape {shape} and a bias of {bias}, which is neither of its sides: has it groups?")
+        raise Unknown(f"has shape {shape} and a bias of shape {bias}, which matches neither side: does it have groups?")
     if _is_fused(holder, around):
-        raise Fused("is a fused projection by its name, and the order of its rows is not known")
+        raise Fused("has the name of a fused projection, and the order of its rows is not known")
     if 3 <= len(shape) <= 5:
         return proved_convolution(holder, around, layer_of)
     if len(shape) > 5:
-        raise Unknown(f"has the shape {shape}, which is none of a known layer")
+        raise Unknown(f"has shape {shape}, which no known layer has")
     if bias:
         return Known(Conv1D(*shape)) if around.transposed(holder) else _linear(holder, around)
     if _PLAIN_EMBEDDING.fullmatch(holder.last):
         return _embedding(holder, around)
     if _PLAIN_LINEAR.fullmatch(holder.last):
         return _linear(holder, around)
-    raise Unknown("has no bias and no name that is known: a linear layer, or an embedding?")
+    raise Unknown("has no bias and no known name: is it a linear layer or an embedding?")
 
 
 def _is_fused(holder: Holder, around: Holders) -> bool:
-    """Whether a name, or `in_proj` with three times as many outputs as inputs, speaks of queries, keys and values in one.
+    """Whether a name, or `in_proj` with three times as many outputs as inputs, means fused queries, keys and values.
 
-    Names that `layers.FUSED` has are known to it."""
+    Names in `layers.FUSED` are handled there."""
     if holder.last in FUSED:
         return False
     out, into = holder.shape()[1::-1] if around.transposed(holder) else holder.shape()[:2]

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint's numbers: entries that are not finite, and checksums that are not theirs."""
+"""Faults in a checkpoint's numbers: entries that are not finite, and wrong checksums."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .opened import Checkpoint
 from .stored import place, printable
 from .zipped import Member
 
-Tell = Callable[[int, int, str], None]  # how many of how many, and what comes next
+Tell = Callable[[int, int, str], None]  # number done, total, and what comes next
 
 
 @dataclass(frozen=True)
 class Faults:
-    """not_finite: how many entries are NaN or infinite, by the name of each tensor that has some.
+    """not_finite: the number of NaN or infinite entries, by the name of each tensor that has any.
 
-    checksums: of each file, the members of its archive whose content has another checksum than the archive says.
+    checksums: by file, the members of its archive whose content does not match the archive's checksum.
     """
 
     not_finite: dict[str, int]
@@ -29,25 +29,25 @@ class Faults:
 
     @property
     def wrong_checksums(self) -> tuple[str, ...]:
-        """As people read it."""
+        """The members with wrong checksums, for messages."""
         return tuple(
             printable(f"{member.name} of {file.name}") for file, wrong in self.checksums.items() for member in wrong
         )
 
 
 def faults_of(checkpoint: Checkpoint, tell: Tell | None = None, *, numbers: bool = True) -> Faults:
-    """What is wrong with a checkpoint's files, which are read once, a few MiB at a time. numbers: look for NaN, too."""
+    """The faults of a checkpoint's files, which are read once, a few MiB at a time. numbers: whether to look for NaN."""
     not_finite: dict[str, int] = {}
     with ExitStack() as stack:
         files = {
             file: Watched(stack.enter_context(open(file, "rb")), checkpoint.checksums.get(file, ()))
             for file in checkpoint.files
         }
-        looked: dict[tuple[object, ...], int] = {}  # a tensor of many names is read once
+        looked: dict[tuple[object, ...], int] = {}  # a tensor with several names is read once
         for number, (name, stored) in enumerate(checkpoint.tensors.items() if numbers else ()):
             if tell is not None:
                 tell(number, len(checkpoint.tensors), f"looking for NaN in {name}")
-            # float8 has other ways to say it
+            # float8 formats encode NaN differently
             if stored.numel and stored.dtype.is_floating_point and stored.dtype.itemsize > 1:
                 where = place(stored)
                 if where not in looked:
@@ -60,5 +60,5 @@ def faults_of(checkpoint: Checkpoint, tell: Tell | None = None, *, numbers: bool
 
 
 def _count(block: Tensor) -> int:
-    """The number of entries that are not finite. If any is not, neither is an extreme, which takes far less time to find."""
+    """The number of entries that are not finite. If there are any, an extreme is not finite, which is faster to find."""
     return 0 if all(extreme.isfinite() for extreme in block.aminmax()) else int((~block.isfinite()).sum())

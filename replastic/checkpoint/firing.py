@@ -1,4 +1,4 @@
-"""FIRE on a checkpoint: a copy of it in which the selected weights are other bytes, and nothing else is."""
+"""FIRE on a checkpoint: a copy in which only the bytes of the selected weights differ."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .stored import CheckpointError, Stored
 
 @dataclass(frozen=True)
 class Fired:
-    """What `fire` did, or with a dry run would do. `report` is None for a dry run, and so is `out`.
+    """What `fire` did, or would do after a dry run, for which `report` and `out` are None.
 
-    copied: tensors of target networks that became copies of what was fired.
-    not_finite: tensors that were not to be fired and hold NaN or infinite entries.
-    wrong_checksums: members of archives that had another checksum than the archive says, and keep it, as was asked for.
-    momenta: where the state of an optimiser is, which belongs to the old weights.
+    copied: tensors of target networks that were set to copies of fired weights.
+    not_finite: tensors that were not selected and have NaN or infinite entries.
+    wrong_checksums: members of archives whose checksums were and stay wrong, because ignore_checksums was set.
+    momenta: files and entries with optimiser state, which belongs to the old weights.
     """
 
     checkpoint: Checkpoint
@@ -70,19 +70,19 @@ def fire(
     ignore_checksums: bool = False,
     tell: Tell | None = None,
 ) -> Fired:
-    """Write a copy of a checkpoint with the selected weights at their nearest isometries, rescaled, as `fire_` has it.
+    """Write a copy of a checkpoint whose selected weights are replaced by their nearest isometries, rescaled, as by `fire_`.
 
-    Format, dtypes, shards, metadata and all other tensors stay bit for bit. The copy appears whole or not at all. One weight
-    is in memory at a time.
+    Format, dtypes, shards, metadata and all other tensors stay the same bit by bit. The copy is written completely or not at
+    all. One weight is in memory at a time.
 
-    path: a file or folder, as for `open_checkpoint`. Of a folder, the files in it come along; folders in it do not, and
+    path: a file or folder, as for `open_checkpoint`. Other files of a folder are copied as well, but not its subfolders;
         links that lead out of it are an error.
-    out: a file, or for a folder or an index a folder; must not exist.
-    in_place: replace `path` itself, instead of `out`. Files are replaced once all are written.
-    where, method, steps, coefficients: as of `fire_`; names are the file's.
+    out: a file, or a folder if `path` is a folder or an index; must not exist.
+    in_place: replace `path` itself instead of writing `out`. Files are replaced after all of them are written.
+    where, method, steps, coefficients: as for `fire_`, with the names in the file.
     device: where to compute.
-    ignore_checksums: write a copy of a damaged archive, too, whose wrong checksums stay wrong; else it is an error.
-    tell: is called as tensors are looked through, and then before each weight, with how many of how many, and what is next.
+    ignore_checksums: also write a copy of a damaged archive, whose wrong checksums stay wrong; otherwise it is an error.
+    tell: called for each tensor that is checked, and then before each weight, with number, total, and what comes next.
     """
     options = PolarOptions(method, steps, coefficients)
     checkpoint = open_checkpoint(path)
@@ -90,14 +90,14 @@ def fire(
     bones = skeleton(checkpoint)
     try:
         selection = bones.select(where)
-    except TypeError as problem:  # quantised, or of another dtype that has no isometries
+    except TypeError as problem:  # quantised, or of another dtype without isometries
         raise CheckpointError(f"{path}: {problem}") from problem
     work = _by_tensor(bones, selection)
     chosen = dict.fromkeys(stored for stored, _ in work)
     _check_apart(checkpoint, chosen)
     for stored in sorted(chosen, key=lambda stored: stored.span)[-1:]:
         with stored.memory():
-            torch.empty(stored.span, dtype=torch.uint8)  # so that a file of absurd size is not read and copied first
+            torch.empty(stored.span, dtype=torch.uint8)  # fails before a file of absurd size is read and copied
     faults = faults_of(checkpoint, tell)
     if not ignore_checksums:
         _check_checksums(checkpoint, faults)
@@ -128,7 +128,7 @@ def fire(
 
 
 def _by_tensor(bones: Skeleton, selection: Selection) -> list[tuple[Stored, list[WeightMatrix]]]:
-    """What is to be done, file by file in the order of the bytes: the parts of a fused weight together."""
+    """The selected weights by tensor, in the order of the bytes; the parts of a fused weight are together."""
     found: dict[tuple[Path, int], tuple[Stored, list[WeightMatrix]]] = {}
     for weight in selection.chosen:
         stored = bones.stored(weight)
@@ -137,7 +137,7 @@ def _by_tensor(bones: Skeleton, selection: Selection) -> list[tuple[Stored, list
 
 
 def _check_apart(checkpoint: Checkpoint, chosen: Collection[Stored]) -> None:
-    """A weight that is to be changed must not lie partly under another tensor, which would change with it."""
+    """Raise if a selected weight overlaps partly with another tensor, which would change with it."""
     filled = [stored for stored in checkpoint.tensors.values() if stored.span]
     spans = sorted(filled, key=lambda stored: (stored.file, stored.offset))
     changed = {(stored.file, stored.offset, stored.shape, stored.stride) for stored in chosen}
@@ -147,8 +147,8 @@ def _check_apart(checkpoint: Checkpoint, chosen: Collection[Stored]) -> None:
             both = [(one.file, one.offset, one.shape, one.stride) for one in (before, stored)]
             if both[0] != both[1] and changed.intersection(both):
                 raise CheckpointError(
-                    f"{checkpoint.path}: {before.name} and {stored.name} share memory, so that to change one is to change a "
-                    "part of the other: leave it out with where, or save them as tensors of their own, with .clone()"
+                    f"{checkpoint.path}: {before.name} and {stored.name} share memory, so changing one would change a part "
+                    "of the other: exclude it with where, or save them as separate tensors, with .clone()"
                 )
         if before is None or stored.file != before.file or stored.offset + stored.span > before.offset + before.span:
             before = stored
@@ -157,20 +157,20 @@ def _check_apart(checkpoint: Checkpoint, chosen: Collection[Stored]) -> None:
 def _check_checksums(checkpoint: Checkpoint, faults: Faults) -> None:
     if faults.wrong_checksums:
         raise CheckpointError(
-            f"{checkpoint.path}: {some(faults.wrong_checksums)}: the content does not have the checksum (CRC) that the "
-            "archive says: it is damaged, or was changed after it was saved. torch.load does not look at checksums, and "
-            "would load it. Nothing was written. Fetch the file again; to fire it as it is, pass ignore_checksums=True "
-            "(--ignore-checksums on the command line)"
+            f"{checkpoint.path}: {some(faults.wrong_checksums)}: the content does not match the archive's checksum (CRC). "
+            "It is damaged, or was changed after it was saved. torch.load does not check this, and would load it. Nothing "
+            "was written. Download the file again; to fire it as it is, pass ignore_checksums=True (--ignore-checksums on "
+            "the command line)"
         )
 
 
 def _check_finite(checkpoint: Checkpoint, chosen: Collection[Stored], faults: Faults) -> tuple[str, ...]:
-    """Names of other tensors that are not finite; raises if one of the chosen is not."""
+    """Names of other tensors that are not finite; raises if a chosen tensor is not finite."""
     names = [name for name in faults.not_finite if checkpoint.tensors[name] in chosen]
     if names:
         raise CheckpointError(
             f"{checkpoint.path}: {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}: NaN or infinite entries, "
-            "which have no nearest isometry. Nothing was written. Take an earlier checkpoint, or leave these out with where "
+            "which have no nearest isometry. Nothing was written. Use an earlier checkpoint, or exclude these with where "
             "(--where on the command line)"
         )
     return tuple(faults.not_finite)
@@ -188,7 +188,7 @@ def _project(
 
 
 def _mend_checksums(checkpoint: Checkpoint, files: Mapping[Path, BinaryIO], changed: list[Stored], faults: Faults) -> None:
-    """Of what was changed. One that was wrong before stays wrong: damage must not come to look whole."""
+    """Update the checksums of changed members. Wrong ones stay wrong, so that damage stays visible."""
     by_file: dict[Path, list[int]] = {}
     for stored in changed:
         by_file.setdefault(stored.file, []).append(stored.offset)

@@ -1,4 +1,4 @@
-"""The modules that a checkpoint's names speak of: what each holds, and in which order they stand."""
+"""The modules that a checkpoint's names imply: the tensors of each, and their order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .stored import Stored, place
 
-# Names of low-rank adapters, of what goes around a block's layers, of what reads a network's input and writes its output.
+# Names of low-rank adapters, of shortcuts around a block, and of layers at the beginning and end of a network.
 LORA = re.compile(r"(?:^|[._])lora(?:[._]|$)", re.IGNORECASE)
 SHORTCUT = re.compile(r"(.+)\.(downsample|shortcut|skip|residual)(\.[0-9]+)?")
 EARLY = re.compile(r"stem.*|input.*|conv_in|conv_?[01]|patch.*", re.IGNORECASE)
@@ -19,7 +19,7 @@ LATE = re.compile(r"dec.*|up.*|out.*|final.*|head.*|classifier.*|.*deconv.*|.*tr
 
 @dataclass(frozen=True)
 class Holder:
-    """The tensors of one module: those whose names are the same up to the last part."""
+    """The tensors of one module: those whose names differ only in the last part."""
 
     name: str
     tensors: dict[str, Stored]  # by attribute
@@ -37,23 +37,23 @@ class Holder:
 class Holders:
     """All modules of a checkpoint, by name.
 
-    ordered: whether they stand in the order in which the model made them; else they are put in the one that names suggest.
+    ordered: whether they are in the model's order of construction; otherwise they are sorted by name.
     """
 
     by_name: dict[str, Holder]
     ordered: bool = False
-    told: dict[str, Any] = field(default_factory=dict)  # what each was found to be
+    told: dict[str, Any] = field(default_factory=dict)  # the layer found for each
     _shown: dict[str, bool] = field(default_factory=dict)
 
     def beside(self, holder: Holder, name: str) -> Holder | None:
-        """The module that has another last name in the same one; ".x" for one further out."""
+        """The module called `name` in the same parent; ".x" for one in the parent of that."""
         around = holder.name.rpartition(".")[0]
         while name.startswith("."):
             around, name = around.rpartition(".")[0], name[1:]
         return self.by_name.get(f"{around}.{name}" if around else name)
 
     def outputs_of(self, holder: Holder) -> int | None:
-        """How many outputs a layer surely has: one for each entry of its bias, or of the norm that is the next in a row."""
+        """The proved number of outputs of a layer: the size of its bias, or of the norm that follows it in a Sequential."""
         after = self.beside(holder, str(int(holder.last) + 1)) if holder.last.isdecimal() else None
         is_norm = after is not None and "bias" in after.tensors
         for size in (holder.shape("bias"), after.shape() if after is not None and is_norm else ()):
@@ -62,7 +62,7 @@ class Holders:
         return None
 
     def transposed(self, holder: Holder) -> bool:
-        """Whether a layer is surely stored (in, out, ...). A square one may be: that makes no difference."""
+        """Whether a layer is certainly stored as (in, out, ...). For a square one it makes no difference."""
         shape = holder.shape()
         return shape[0] != shape[1] == self.outputs_of(holder)
 
@@ -73,7 +73,7 @@ class Holders:
 
     @cached_property
     def before(self) -> dict[str, Holder | None]:
-        """The convolution before each, of those with as many axes. Two names of one tensor are one convolution."""
+        """The convolution before each one, with as many axes. Two names of one tensor count as one convolution."""
         last: dict[int, Holder] = {}
         found: dict[str, Holder | None] = {}
         seen: dict[tuple[object, ...], str] = {}
@@ -86,7 +86,7 @@ class Holders:
 
     @cached_property
     def _after(self) -> dict[str, Holder]:
-        """The first convolution that has a certain one before it, by that one's name."""
+        """The first convolution after each one, by the name of the earlier one."""
         found: dict[str, Holder] = {}
         for holder in self.convolutions:
             before = self.before[holder.name]
@@ -95,18 +95,18 @@ class Holders:
         return found
 
     def next_reads(self, holder: Holder) -> int | None:
-        """The second side of the convolution after one."""
+        """The second side of the next convolution."""
         after = self._after.get(holder.name)
         return None if after is None else after.shape()[1]
 
     @cached_property
     def readers(self) -> Counter[int]:
-        """The number of convolutions, by how many channels they read."""
+        """The number of convolutions by the number of channels that they read."""
         return Counter(holder.shape()[1] for holder in self.convolutions)
 
     @cached_property
     def ends(self) -> dict[tuple[str, str], tuple[Holder, Holder]]:
-        """By a block's name and that of its shortcut, the first and last convolution of the block outside the shortcut."""
+        """The first and last convolution of a block outside its shortcut, by the names of the block and the shortcut."""
         aside: dict[str, set[str]] = {}
         for match in filter(None, (SHORTCUT.fullmatch(holder.name) for holder in self.convolutions)):
             aside.setdefault(match[1], set()).add(match[2])
@@ -122,15 +122,15 @@ class Holders:
 
     @cached_property
     def one_channel(self) -> bool:
-        """Whether something in the network has one channel, so that reading one is no sign of a layer for each channel."""
+        """Whether something in the network has one channel, so that reading one channel does not prove a depthwise layer."""
         first = (holder.shape()[1] for holder in self.convolutions if self.before[holder.name] is None)
         return 1 in (*first, *(n for holder in self.convolutions for n in (holder.shape()[0], self.outputs_of(holder))))
 
     def follows(self, before: str, name: str) -> bool:
-        """Whether names bear out that one layer reads what the other writes.
+        """Whether names support that one layer reads what the other writes.
 
-        They do if they part at a number (conv1 and conv2, layer1.1.conv2 and layer2.0.conv1), or where one is at the
-        network's beginning or end. An order, be it the model's own, proves nothing: branches stand one after the other too.
+        They do if they first differ in a number (conv1 and conv2, layer1.1.conv2 and layer2.0.conv1), or if one is at the
+        network's beginning or end. Order alone proves nothing, even the model's own: branches also follow one another.
         """
         pairs = enumerate(zip(f"{before}.".split("."), f"{name}.".split("."), strict=False))
         depth, (one, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
@@ -138,14 +138,14 @@ class Holders:
         return numbered or (depth == 0 and bool(EARLY.fullmatch(one) or LATE.fullmatch(other)))
 
     def shows(self, sign: re.Pattern[str]) -> bool:
-        """Whether a module is called so."""
+        """Whether the name of a module matches."""
         if sign.pattern not in self._shown:
             self._shown[sign.pattern] = any(map(sign.fullmatch, self.by_name))
         return self._shown[sign.pattern]
 
 
 def _natural(name: str) -> list[tuple[int, list[tuple[int, int | str]]]]:
-    """The order that people have in mind: numbers by size, what reads the input first, what writes the output last."""
+    """A sort key: numbers by value, layers at the input first, layers at the output last."""
     return [
         (
             0 if EARLY.fullmatch(part) else 2 if LATE.fullmatch(part) else 1,

@@ -1,4 +1,4 @@
-"""What a checkpoint's matrices are like: figures for each, and in plain words what stands out."""
+"""Spectra of a checkpoint's matrices: values for each, and a summary of what stands out."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from .opened import Checkpoint, open_checkpoint
 from .skeleton import Skeleton, skeleton
 from .stored import CheckpointError, Stored
 
-_SMALL = 2**22  # entries, up to which an SVD in float64 is quick; beyond, a Gram matrix's eigenvalues
-_LOST = 0.5  # of the effective rank of a random matrix: below it directions are missing
-_BLOCK = 2**22  # entries that are turned into float64 together
+_SMALL = 2**22  # entries up to which an SVD in float64 is fast; above, use eigenvalues of the Gram matrix
+_LOST = 0.5  # of a random matrix's effective rank: below it, directions are missing
+_BLOCK = 2**22  # entries that are converted to float64 at a time
 
 
 @dataclass(frozen=True)
 class MatrixReport:
-    """One weight, or a part of a fused one. Its spectrum is that of the map from inputs, all taps of a kernel, to outputs.
+    """One weight, or a part of a fused one. Its spectrum is that of the map from inputs (all taps of a kernel) to outputs.
 
-    deviation: from isometry, per column, as `layer_deviation` has it; None where it is not known what is out and what in.
-    effective_rank: mean over its matrices; random_rank: that of a Gaussian matrix of these sides.
-    condition: the largest of its matrices; inf for a singular one. at_least: it is larger than this, and not resolved.
+    deviation: from isometry, per column (`layer_deviation`); None if it is not known which side is out and which is in.
+    effective_rank: mean over its matrices; random_rank: that of a Gaussian matrix of the same shape.
+    condition: the largest of its matrices; inf for a singular one. at_least: a lower bound, if it could not be resolved.
     distance: ‖W - reference‖/‖reference‖; None without a reference.
-    bad: entries that are NaN or infinite. Then there are no other figures.
+    bad: number of NaN or infinite entries. If there are any, there are no other values.
     """
 
     name: str
@@ -62,17 +62,17 @@ class MatrixReport:
 
     @property
     def share_of_rank(self) -> float:
-        """Effective rank beside that of a random matrix: 1 is as good as new, 0 is nothing left."""
+        """Effective rank relative to that of a random matrix: 1 is as good as new, 0 means that nothing is left."""
         return self.effective_rank / self.random_rank
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found; `summary` in words, and `print` shows that with the matrices.
+    """What `inspect` found; `summary` in words, and `print` shows it with the matrices.
 
-    not_finite: how many entries are NaN or infinite, of each tensor that has some, be it a matrix or not.
-    wrong_checksums: members of archives, also of the reference, whose content has another checksum than the archive says.
-    without_reference: names that the reference does not have in this shape.
+    not_finite: the number of NaN or infinite entries of each tensor that has any, matrix or not.
+    wrong_checksums: members of archives, including the reference's, whose content does not match the checksum.
+    without_reference: names that the reference lacks, or has with another shape.
     """
 
     checkpoint: Checkpoint
@@ -110,14 +110,15 @@ def inspect(
     device: str | torch.device = "cpu",
     tell: Tell | None = None,
 ) -> Inspection:
-    """Figures of every matrix of a checkpoint, worst first. One weight is in memory at a time.
+    """Values of every matrix of a checkpoint, worst first. One weight is in memory at a time.
 
     reference: an earlier checkpoint of the same network, in any format, to see how far each weight has moved.
-    where: which weights; None: all, embeddings too.
-    by: what is worst: "rank" (least effective rank beside a random matrix's), "deviation", "condition", "norm", "distance".
+    where: which weights; None: all, including embeddings.
+    by: the order: "rank" (lowest effective rank relative to a random matrix first), "deviation", "condition", "norm" or
+        "distance".
     """
     if by not in ORDERS:
-        raise ValueError(f"by={by!r}: give one of {', '.join(ORDERS)}")
+        raise ValueError(f"by={by!r}: pass one of {', '.join(ORDERS)}")
     if by == "distance" and reference is None:
         raise ValueError('by="distance" needs a reference: an earlier checkpoint of the same network')
     checkpoint = open_checkpoint(path)
@@ -154,11 +155,11 @@ def inspect(
 
 
 def _weights(bones: Skeleton, where: Where | None, matrices: set[str]) -> tuple[list[WeightMatrix], tuple[LeftAlone, ...]]:
-    """What to look at: reading, unlike writing, may take what is tied, follows others or is of an unknown kind."""
+    """The weights to inspect, including tied, following and unknown ones, which must not be written but may be read."""
     if where is not None:
         selection = bones.select(where, frozen=True)
         return [*selection.chosen], selection.left_alone
-    for name in [name for name in bones.unknown if name in matrices]:  # a spectrum does not ask what is out and what in
+    for name in [name for name in bones.unknown if name in matrices]:  # a spectrum does not depend on which side is out
         bones.take_as_plain(name)
     found = bones.weights(frozen=True)
     seen = [weight for weight in found.weights if weight.kind not in ("norm", "tied_head")]
@@ -217,7 +218,7 @@ def _report(
 
 
 def _spectrum(matrix: Tensor) -> tuple[Tensor, float]:
-    """Singular values in float64, and the share of the largest below which they count as zero."""
+    """Singular values in float64, and the share of the largest value below which they count as zero."""
     rows, columns = matrix.shape
     if matrix.numel() <= _SMALL:
         return singular_values(matrix.double()), torch.finfo(torch.float64).eps * max(rows, columns)
@@ -227,13 +228,13 @@ def _spectrum(matrix: Tensor) -> tuple[Tensor, float]:
         exact = block.double()
         gram.addmm_(exact.mT, exact)
     squares = torch.linalg.eigvalsh(gram).clamp_min(0)
-    noise = torch.finfo(torch.float64).eps * max(rows, columns)  # of the squares: their roots lose half the digits
+    noise = torch.finfo(torch.float64).eps * max(rows, columns)  # of the squares; their roots have half the digits
     squares = torch.where(squares > noise * squares.amax(), squares, 0)
     return squares.sqrt().flip(-1), math.sqrt(noise)
 
 
 def _deviation(spectrum: Tensor, scale: float) -> float:
-    """DfI per column by singular values: ‖GᵀG - I‖² = Σ(σ²/scale² - 1)²."""
+    """DfI per column from singular values: ‖GᵀG - I‖² = Σ(σ²/scale² - 1)²."""
     return float(((spectrum / scale).square() - 1).square().sum(-1).mean() / spectrum.shape[-1])
 
 
@@ -247,9 +248,9 @@ def _distance(weight: WeightMatrix, other: Tensor) -> float:
     return math.sqrt(moved / norm) if norm else math.inf if moved else 0.0
 
 
-@cache  # networks have a few shapes, and the sum is long
+@cache  # networks have few different shapes, and the sum is long
 def random_rank(rows: int, columns: int) -> float:
-    """The effective rank of a large Gaussian matrix of these sides, by the law of Marchenko and Pastur.
+    """The effective rank of a large Gaussian matrix of this shape, by the Marchenko-Pastur law.
 
         k·exp(-E[(σ/Eσ)·log(σ/Eσ)]),    σ² = 1 + c + 2·sqrt(c)·cos(θ),    θ of density 2·sin²(θ)/(π·σ²),    c = k/larger side
 
@@ -278,40 +279,40 @@ def _summary(found: Inspection) -> list[str]:
     broken = found.not_finite
     if found.wrong_checksums:
         said.append(
-            f"Wrong checksums: {some(found.wrong_checksums)}. The content is not what was saved: the file is damaged, or "
-            "was changed afterwards, and the figures are of what is there now. Fetch it again."
+            f"Wrong checksums: {some(found.wrong_checksums)}. The content is not what was saved: the file is damaged or was "
+            "changed later, and the values are those of its present content. Download it again."
         )
     if broken:
         named = some(f"{name} ({count:,})" for name, count in broken.items())
-        said.append(f"NaN or infinite entries: {named}. Training cannot go on from these: take an earlier checkpoint.")
+        said.append(f"NaN or infinite entries: {named}. Training cannot continue from these: use an earlier checkpoint.")
     if not found.matrices:
-        return [*said, "No matrix was recognised, so nothing was measured; why is said of each."]
+        return [*said, "No matrix was recognised, so nothing was measured; the reasons are listed."]
     lost = sorted((report for report in whole if report.share_of_rank < _LOST), key=lambda report: report.share_of_rank)
     if lost:
         worst = lost[0]
         said.append(
-            f"{_count(lost, whole)} lost directions: the effective rank is under half that of a random matrix of the same "
-            f"sides. Worst is {worst.name}: {worst.effective_rank:.1f}, a random one has {worst.random_rank:.1f}."
+            f"{_count(lost, whole)} lost directions: the effective rank is below half that of a random matrix of the same "
+            f"shape. The worst is {worst.name}: {worst.effective_rank:.1f}, compared with {worst.random_rank:.1f}."
         )
     flat = [report for report in whole if report.condition > FLAT * min(report.sides)]
     if flat:
         worst = max(flat, key=lambda report: report.condition)
         said.append(
-            f"{_count(flat, whole)} directions that are all but gone: the condition number is beyond what a random matrix "
-            f"has. Worst is {worst.name}: {shown_condition(worst)}."
+            f"{_count(flat, whole)} nearly lost directions: the condition number is above that of a random matrix. "
+            f"The worst is {worst.name}: {shown_condition(worst)}."
         )
     moved = sorted((report for report in whole if report.distance is not None), key=lambda report: report.distance or 0)
     if moved:
         middle, most = statistics.median(report.distance or 0 for report in moved), moved[-1]
         said.append(
-            f"Since the reference a weight has moved by {middle:.2g} of its norm (median of {len(moved)}), "
-            f"most {most.name}, by {most.distance:.2g}."
+            f"Since the reference, weights have moved by {middle:.2g} of their norm (median of {len(moved)}), "
+            f"and {most.name} most, by {most.distance:.2g}."
         )
     if whole and not (broken or lost or flat or found.wrong_checksums):
         one = "The matrix has not lost rank and is not singular."
-        said.append(one if len(whole) == 1 else f"None of {len(whole)} matrices has lost rank or is all but singular.")
+        said.append(one if len(whole) == 1 else f"None of {len(whole)} matrices has lost rank or is nearly singular.")
     said.append(
-        "Weights alone do not tell whether units are dead or features collapse: rp.diagnose(model, data) does, given both."
+        "Weights alone do not show whether units are dead or features collapse: run rp.diagnose(model, data) for that."
     )
     return said
 
@@ -331,5 +332,5 @@ def _count(some: Sequence[object], of: Sequence[object]) -> str:
 
 
 def shown_condition(report: MatrixReport) -> str:
-    """As people read it."""
+    """The condition number as text."""
     return f"> {report.at_least:.0e}" if report.at_least is not None else f"{report.condition:.3g}"

@@ -1,4 +1,4 @@
-"""Which links in a checkpoint's folder may become files of a copy: those that stay in it, or in the cache that it is of."""
+"""Which links in a checkpoint's folder are copied as files: those within the folder, or within its Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _STORE = ".huggingface-shared-blobs"  # in the folder of blobs that a cache's re
 
 
 def check_links(files: Iterable[Path], named: Path) -> None:
-    """Raise if one of the files is a link that leads out of its folder, or nowhere. `named` itself may lead anywhere: it is
-    what was asked for."""
+    """Raise if one of the files is a link that leads out of its folder, or nowhere. `named`, the path that the caller
+    passed, may lead anywhere."""
     for file in files:
         if file == named or not file.is_symlink():
             continue
         try:
             end = Path(os.path.realpath(file, strict=True))
         except OSError as problem:
-            raise CheckpointError(f"{lost(file)}: put back what it points to, or delete the link") from problem
+            raise CheckpointError(f"{lost(file)}: restore its target, or delete the link") from problem
         if not any(end.is_relative_to(home) for home in _homes(Path(os.path.realpath(file.parent)))):
             raise CheckpointError(
-                f"{_shown(file)}, outside of the folder ({printable(str(end))}). It may have nothing to do with the "
-                "checkpoint, and would be copied. If it belongs to it, put the file itself in the link's place; if not, "
-                "delete the link, or pass the file of weights rather than its folder"
+                f"{_shown(file)}, outside the folder ({printable(str(end))}). It may not belong to the checkpoint, and "
+                "would be copied. If it does, replace the link by the file itself; if not, delete the link, or pass the "
+                "file of weights instead of its folder"
             )
 
 
 def lost(link: Path) -> str:
-    """In words, that a link is dangling or a loop."""
+    """A message that a link is dangling or a loop."""
     return f"{_shown(link)}, which leads nowhere"
 
 
@@ -41,8 +41,8 @@ def _shown(link: Path) -> str:
 
 
 def _homes(folder: Path) -> Iterator[Path]:
-    """Where files of this folder may be. In a snapshot of a Hugging Face cache that is also where the cache keeps the
-    content of the same repository, and of files that repositories share."""
+    """Where the targets of links may be: in the folder, and for a snapshot in a Hugging Face cache, also where the cache
+    keeps the files of this repository and those that repositories share."""
     yield folder
     for above in folder.parents:
         if above.name == "snapshots" and _REPOSITORY.fullmatch(above.parent.name):

@@ -1,9 +1,9 @@
-"""What a pickle says, without doing it.
+"""Read a pickle without running it.
 
-A pickle is a program: to load one is to run it. Here its instructions are followed with everything that would be imported
-or called replaced by a note of it, so that dicts, lists, numbers and strings come out as they are, and of a tensor which
-storage it lies in. The instructions and names that are accepted are those of `torch.load(weights_only=True)`; a file that
-it refuses is refused here, and the error names the object.
+A pickle is a program, and loading it runs it. Here its instructions are interpreted, but imports and calls are replaced by
+placeholders (`Named`, `Call`), so that the result has dicts, lists, numbers and strings, and the storage of each tensor. The
+accepted instructions and names are those of `torch.load(weights_only=True)`; a file that it refuses is refused here, and the
+error names the object.
 
 `torch.load(weights_only=True)` under FakeTensorMode cannot replace this: it accepts tensors that reach beyond their storage,
 gives no offsets for files from before 2020, and names only the first object that it refuses. It also calls the classes that
@@ -21,37 +21,37 @@ from typing import Any, BinaryIO, NamedTuple
 from ..listing import some
 from .stored import CheckpointError
 
-LONGEST = 2**26  # bytes of pickle that are read: names and shapes of a million tensors take less
-MOST_STEPS = 2**23  # instructions that are followed: a quarter of a million tensors take as many
-_LONGEST_KEY = 64  # entries of a tuple that is a key
-_MOST_ODD_KEYS = 10_000  # that are neither texts nor small numbers; the entries of a tuple count each
+LONGEST = 2**26  # bytes of a pickle; names and shapes of a million tensors need less
+MOST_STEPS = 2**23  # instructions, enough for a quarter of a million tensors
+_LONGEST_KEY = 64  # entries of a tuple that is a dict's key
+_MOST_ODD_KEYS = 10_000  # keys that are neither strings nor small numbers; each entry of a tuple counts
 
 
 class Named(NamedTuple):
-    """A function or class that the pickle names, as "torch._utils._rebuild_tensor_v2"."""
+    """A function or class that the pickle names, such as "torch._utils._rebuild_tensor_v2"."""
 
     path: str
 
 
 @dataclass(eq=False)
 class Call:
-    """A call that the pickle asks for, and that nobody makes."""
+    """A call that the pickle asks for, which is not made."""
 
     function: str
     arguments: tuple[Any, ...]
 
 
 class StorageId(NamedTuple):
-    """What stands in a pickle for a storage: which type, under which key, how many entries."""
+    """A pickle's reference to a storage: its type, key and number of entries."""
 
     kind: str
     key: str
     numel: int
-    view_of: Any = None  # of very old files: (key, offset, size) if it is a part of another
+    view_of: Any = None  # in very old files: (key, offset, size) if it is a part of another storage
 
 
 class Refused(CheckpointError):
-    """The pickle holds what `weights_only=True` does not load."""
+    """The pickle has an object that `weights_only=True` refuses."""
 
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -59,7 +59,7 @@ _AS_IT_STANDS = ("BININT", "BININT1", "BININT2", "BINFLOAT", "BINUNICODE", "LONG
 _EMPTY = {"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _DICTS = ("collections.OrderedDict", "collections.Counter")
-# How many arguments torch's functions take, at least and at most, and what the first one is: another call is an error there.
+# Minimum and maximum number of arguments of torch's functions, and the type of the first; other calls fail in torch.
 _ARGUMENTS = {
     "torch._utils._rebuild_tensor": (4, 4, StorageId),
     "torch._utils._rebuild_tensor_v2": (6, 7, StorageId),
@@ -68,14 +68,14 @@ _ARGUMENTS = {
     "torch._utils._rebuild_parameter_with_state": (4, 4, Call),
     "torch._tensor._rebuild_from_type_v2": (4, 4, Named),
 }
-_NEVER = ("os", "posix", "nt", "sys")  # modules that torch refuses also where the user has added them
+_NEVER = ("os", "posix", "nt", "sys")  # modules that torch refuses even if the user has added them
 
 
 def read_pickle(file: BinaryIO, what: str, *, legacy: bool = False) -> Any:
     """The next pickle of a file, as dicts, lists, tuples, numbers, strings, `Named`, `Call` and `StorageId`.
 
-    what: of which file messages speak.
-    legacy: whether it is of a file from before 2020, whose storages have one more entry.
+    what: the file's name in messages.
+    legacy: whether the file is from before 2020, whose storages have one more entry.
     """
     allowed = _allowed()
     refused: dict[str, None] = {}
@@ -109,9 +109,9 @@ def read_pickle(file: BinaryIO, what: str, *, legacy: bool = False) -> Any:
             raise CheckpointError(f"{what}: its pickle cannot be read ({problem}): it is damaged") from problem
     if refused:
         raise Refused(
-            f"{what}: it holds {some(name[:200] for name in refused)}, which torch.load(weights_only=True) refuses, because "
-            "to load it is to run its code. Nothing was loaded. Where the file comes from a source that you trust, save the "
-            "weights alone, as in torch.save(model.state_dict(), path)"
+            f"{what}: it contains {some(name[:200] for name in refused)}, which torch.load(weights_only=True) refuses: "
+            "loading it would run its code. Nothing was loaded. If you trust the source of the file, load it there and save "
+            "only the weights, as in torch.save(model.state_dict(), path)"
         )
     if len(reader.stack) != 1 or reader.marks:
         raise CheckpointError(f"{what}: its pickle does not end with one object: it is damaged")
@@ -119,7 +119,7 @@ def read_pickle(file: BinaryIO, what: str, *, legacy: bool = False) -> Any:
 
 
 class _Reader:
-    """The stack and memory of a pickle's program."""
+    """The stack and memory of a pickle that is being interpreted."""
 
     def __init__(self, what: str, legacy: bool) -> None:
         self.what, self.legacy = what, legacy
@@ -130,11 +130,11 @@ class _Reader:
         self.odd_keys = 0
 
     def spend(self, steps: int) -> None:
-        """So that a short file cannot ask for endless work, or for much memory."""
+        """Count steps, so that a short file cannot take unlimited time or memory."""
         self.left -= steps
         if self.left < 0:
             raise CheckpointError(
-                f"{self.what}: its pickle takes more than {MOST_STEPS:,} instructions: it holds more than weights"
+                f"{self.what}: its pickle takes more than {MOST_STEPS:,} instructions: it has more than weights"
             )
 
     def follow(self, name: str, argument: Any) -> None:
@@ -145,7 +145,7 @@ class _Reader:
             stack.append(_CONSTANTS[name])
         elif name in _AS_IT_STANDS:
             stack.append(argument)
-        elif name == "SHORT_BINSTRING":  # of Python 2, whose strings are bytes
+        elif name == "SHORT_BINSTRING":  # from Python 2, whose strings are bytes
             stack.append(argument.encode("latin-1").decode("utf-8"))
         elif name in _EMPTY:
             stack.append(_EMPTY[name]())
@@ -172,10 +172,10 @@ class _Reader:
             arguments, function = stack.pop(), stack.pop()
             stack.append(self._call(function, arguments))
         elif name == "BUILD":
-            stack.pop()  # attributes of an OrderedDict, or the state of a call: none of it is a weight
+            stack.pop()  # attributes of an OrderedDict, or the state of a call: not weights
             if not isinstance(stack[-1], dict | Call):
                 raise CheckpointError(
-                    f"{self.what}: its pickle gives a {type(stack[-1]).__name__} attributes: it is damaged"
+                    f"{self.what}: its pickle sets attributes of a {type(stack[-1]).__name__}: it is damaged"
                 )
         elif name == "BINPERSID":
             stack.append(self._storage(stack.pop()))
@@ -193,31 +193,32 @@ class _Reader:
 
     def _call(self, function: Any, arguments: Any) -> Any:
         if not isinstance(function, Named) or not isinstance(arguments, tuple):
-            raise Refused(f"{self.what}: its pickle calls a {type(function).__name__}, which is no function")
+            raise Refused(f"{self.what}: its pickle calls a {type(function).__name__}, which is not a function")
         if function.path in _DICTS:
             pairs = arguments[0] if arguments else ()
-            self.spend(8 * len(pairs))  # a list that is named again takes no room in the file, and a dict of it takes memory
+            self.spend(8 * len(pairs))  # a reference to a list takes no room in the file, but its dict takes memory
             return self._fill({}, pairs.items() if isinstance(pairs, dict) else pairs)
         least, most, first = _ARGUMENTS.get(function.path, (0, len(arguments), object))
         if not least <= len(arguments) <= most or (arguments and not isinstance(arguments[0], first)):
-            raise CheckpointError(f"{self.what}: its pickle calls {function.path} with other arguments: it is damaged")
+            raise CheckpointError(f"{self.what}: its pickle calls {function.path} with wrong arguments: it is damaged")
         return Call(function.path, arguments)
 
     def _fill(self, held: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-        """To take a tuple's hash is to go through all that is in it, so keys that hold others without end are not taken.
+        """Fill a dict, and refuse keys that take too long.
 
-        Numbers can be chosen so that all have one hash, and then each is compared with all before it. Texts cannot, and
-        numbers below 2**60 are their own hashes; of other keys there may be a few.
+        Hashing a tuple visits all of its content, so nested tuples are refused. Numbers can be chosen with equal hashes, so
+        that each is compared with all before it; strings cannot, and numbers below 2**60 are their own hashes. Of other
+        keys, a limited number is accepted.
         """
         for key, value in pairs:
             if isinstance(key, tuple) and (len(key) > _LONGEST_KEY or any(isinstance(item, tuple) for item in key)):
-                raise CheckpointError(f"{self.what}: its pickle has a key that is a tuple of many others: it is damaged")
+                raise CheckpointError(f"{self.what}: its pickle has a key that is a long or nested tuple: it is damaged")
             if not (key is None or isinstance(key, str) or (isinstance(key, int) and abs(key) < 2**60)):
                 self.odd_keys += max(1, len(key)) if isinstance(key, tuple) else 1
                 if self.odd_keys > _MOST_ODD_KEYS:
                     raise CheckpointError(
-                        f"{self.what}: its pickle has more than {_MOST_ODD_KEYS:,} keys that are neither texts nor small "
-                        "numbers: it holds more than weights"
+                        f"{self.what}: its pickle has more than {_MOST_ODD_KEYS:,} keys that are neither strings nor small "
+                        "numbers: it has more than weights"
                     )
             held[key] = value
         return held
@@ -228,11 +229,11 @@ class _Reader:
                 0 <= numel < 2**63 and len(rest) == self.legacy
             ):
                 return StorageId(kind, key, numel, rest[0] if rest else None)
-        raise CheckpointError(f"{self.what}: its pickle refers to something outside that is no storage: it is damaged")
+        raise CheckpointError(f"{self.what}: its pickle has a reference that is not a storage: it is damaged")
 
 
 class _Limited:
-    """A file of which no more than `LONGEST` bytes are read or asked for: no length that a pickle claims takes memory."""
+    """A file that reads at most `LONGEST` bytes, so that lengths in a pickle cannot take memory."""
 
     def __init__(self, file: BinaryIO, what: str) -> None:
         self.file, self.what, self.left = file, what, LONGEST
@@ -263,7 +264,7 @@ class _Limited:
 
 
 def _todays_name(argument: str) -> str:
-    """Of GLOBAL's argument; protocol 2 writes the names of Python 2."""
+    """The present name for GLOBAL's argument; protocol 2 writes the names of Python 2."""
     from torch._weights_only_unpickler import IMPORT_MAPPING, NAME_MAPPING  # pyright: ignore[reportPrivateImportUsage]
 
     module, _, name = argument.partition(" ")
@@ -273,7 +274,7 @@ def _todays_name(argument: str) -> str:
 
 
 def _allowed() -> frozenset[str]:
-    """Names that torch's own weights-only loader accepts, with those that the user has added by add_safe_globals."""
+    """Names that torch's weights-only loader accepts, including those that the user added with add_safe_globals."""
     from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
 
     added = (name for name in _get_user_allowed_globals() if name.rpartition(".")[0] not in _NEVER)

@@ -1,6 +1,6 @@
-"""What shapes prove of a layer without its family: of convolutions that they have no groups, or one for each channel.
+"""What shapes prove without a known family: that a convolution has no groups, or one group per channel.
 
-Groups are not stored, and neither is whether a convolution is transposed. What is not proved is unknown.
+A file does not store groups, nor whether a convolution is transposed. Without a proof, the layer is unknown.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from .holders import LATE, SHORTCUT, Holder, Holders
 
 
 class Unknown(Exception):
-    """What a tensor is cannot be told; the message says why, to follow its name."""
+    """A tensor's layer cannot be determined; the message, which follows its name, says why."""
 
 
 class Fused(Unknown):
-    """It holds queries among others, and where is not told."""
+    """The tensor contains queries, and it is not known where."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A layer without numbers, and what to know of the module around it."""
+    """A layer without numbers, and attributes for the module around it."""
 
     layer: nn.Module
     parent: Any = None
-    family: str = ""  # "" where shapes have proved it
+    family: str = ""  # "" if shapes proved it
 
 
-Tell = Callable[[Holder, Holders], "Known | None"]  # what another layer is; raises `Unknown`
+Tell = Callable[[Holder, Holders], "Known | None"]  # finds another layer's kind; raises `Unknown`
 
 
 class Conv1D(nn.Module):
-    """Stands for Hugging Face's layer of that name: a linear one, stored (in, out)."""
+    """Stands for Hugging Face's layer of that name, a linear layer that is stored as (in, out)."""
 
     def __init__(self, into: int, out: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Conv1D(nn.Module):
 
 
 def convolution(holder: Holder, groups: int = 1, *, transposed: bool = False) -> Known:
-    """Of as many axes as its kernel has."""
+    """A convolution with the axes of the kernel."""
     out, reads, *kernel = holder.shape()
     kinds: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     if transposed:
@@ -54,17 +54,17 @@ def convolution(holder: Holder, groups: int = 1, *, transposed: bool = False) ->
 
 
 def proved_convolution(holder: Holder, around: Holders, tell: Tell) -> Known:
-    """Groups are not stored. They are one if as many channels are read as the layer before writes, or the image has.
+    """A convolution has one group if it reads as many channels as the layer before it writes, or as the image has.
 
-    Any other layer's count proves nothing: the second half of a network may write what a group of the first half reads.
+    Other layers' counts prove nothing: a later layer may write as many channels as a group of an earlier layer reads.
     """
     out, reads, *kernel = holder.shape()
     if len(kernel) == 1 and not (holder.last.isdecimal() or "conv" in holder.name.lower()):
-        raise Unknown("has three axes, and no name that tells whether it is a convolution, a bilinear layer or several")
+        raise Unknown("has three axes, and its name does not show whether it is a convolution or a bilinear layer")
     if around.transposed(holder):
         return convolution(holder, transposed=True)
     if around.outputs_of(holder) is None and out != reads and any(map(LATE.fullmatch, holder.name.split("."))):
-        raise Unknown("is a convolution or a transposed one, and has no bias to tell which")
+        raise Unknown("is a convolution or a transposed one, and has no bias that shows which")
     before = around.before[holder.name]
     written = None if before is None else _writes(before, around, tell)
     follows = before is not None and around.follows(before.name, holder.name)
@@ -74,16 +74,16 @@ def proved_convolution(holder: Holder, around: Holders, tell: Tell) -> Known:
         return convolution(holder)
     if _is_shortcut(holder, around, tell):
         return convolution(holder)
-    # One that is transposed and writes one channel is stored alike: but what comes next does not read as many as it did.
+    # A transposed convolution to one channel has the same shape, but the next layer would not read `out` channels.
     plain = around.outputs_of(holder) == out or around.next_reads(holder) == out
     if follows and reads == 1 and written == out and plain and max(kernel) > 1 and not around.one_channel:
         return convolution(holder, groups=out)
     other = "it is the first" if before is None else f"{before.name} before it writes {written or 'an unknown number'}"
-    raise Unknown(f"is a convolution that reads {reads} channels, or so many a group; {other}: groups are not in the file")
+    raise Unknown(f"is a convolution that reads {reads} channels per group; {other}, and the file does not store groups")
 
 
 def _writes(holder: Holder, around: Holders, tell: Tell) -> int | None:
-    """How many channels a convolution writes; None if it may be a transposed one."""
+    """The number of channels that a convolution writes; None if it may be a transposed one."""
     surely = around.outputs_of(holder)
     if surely is not None:
         return surely
@@ -98,9 +98,9 @@ _BY_CHANNEL = re.compile("dw|depth|sep", re.IGNORECASE)
 
 
 def _reads_image(holder: Holder, around: Holders) -> bool:
-    """Of the first convolution: three channels, or four or one that no other layer reads.
+    """Whether the first convolution reads an image: three channels, or one or four that no other layer reads.
 
-    One with one channel may have as many groups as outputs: a signal's has, and so may one that is called depthwise.
+    A convolution that reads one channel may be depthwise, as for signals (three axes) or by its name.
     """
     reads, axes = holder.shape()[1], len(holder.shape())
     alone = around.readers[reads] == 1
@@ -109,7 +109,7 @@ def _reads_image(holder: Holder, around: Holders) -> bool:
 
 
 def _is_shortcut(holder: Holder, around: Holders, tell: Tell) -> bool:
-    """Whether it reads what the first layer of its block reads, which has no groups, and writes what the last one does."""
+    """Whether it reads what its block's first layer, without groups, reads, and writes what its last layer writes."""
     match = SHORTCUT.fullmatch(holder.name)
     if match is None:
         return False
@@ -124,11 +124,11 @@ def _is_shortcut(holder: Holder, around: Holders, tell: Tell) -> bool:
 
 
 def attention(holder: Holder) -> nn.Module:
-    """torch's, by how it packs its projections."""
+    """torch's attention layer, with packed or separate projections."""
     packed = holder.shape("in_proj_weight")
     if packed:
         if len(packed) != 2 or packed[0] != 3 * packed[1]:
-            raise Fused(f"has packed projections of shape {packed}, which are not three square ones")
+            raise Fused(f"has packed projections of shape {packed}, which are not three square matrices")
         layer = nn.MultiheadAttention(packed[1], 1, bias=False, device="meta")
     else:
         q, k, v = (holder.shape(f"{letter}_proj_weight") for letter in "qkv")
@@ -136,16 +136,16 @@ def attention(holder: Holder) -> nn.Module:
             raise Unknown("has projections that are not three matrices")
         layer = nn.MultiheadAttention(q[0], 1, bias=False, kdim=k[1], vdim=v[1], device="meta")
         if layer.in_proj_weight is not None:
-            raise Unknown("has three projections where one packed one is usual")
-    layer._modules.clear()  # its output projection stands in the file by itself
+            raise Unknown("has three projections where torch packs them into one")
+    layer._modules.clear()  # its output projection is a layer of its own in the file
     return layer
 
 
-_MOST_LAYERS = 1000  # torch takes the square of their number to make them
+_MOST_LAYERS = 1000  # torch takes quadratic time in their number
 
 
 def recurrent(holder: Holder) -> nn.Module:
-    """torch's, or a cell, by how many gates there are; all of its weights must be there, and no others."""
+    """torch's recurrent layer or cell, by the number of gates; exactly its weights must be there."""
     cell = "weight_hh" in holder.tensors
     into, hidden = (holder.shape(name if cell else f"{name}_l0") for name in ("weight_ih", "weight_hh"))
     projected = holder.shape("weight_hr_l0")
@@ -160,7 +160,7 @@ def recurrent(holder: Holder) -> nn.Module:
     else:
         layers = len([name for name in holder.tensors if re.fullmatch(r"weight_hh_l\d+", name)])
         if layers > _MOST_LAYERS:
-            raise Unknown(f"is recurrent, with {layers:,} layers, where {_MOST_LAYERS:,} is the most that is looked into")
+            raise Unknown(f"is recurrent with {layers:,} layers, but at most {_MOST_LAYERS:,} are supported")
         more = {"proj_size": projected[0]} if projected else {}
         both = "weight_hh_l0_reverse" in holder.tensors
         layer = kinds[gates][0](into[1], size, layers, bias=False, bidirectional=both, device="meta", **more)
@@ -169,5 +169,5 @@ def recurrent(holder: Holder) -> nn.Module:
     odd = next((name for name in {**usual, **stored} if usual.get(name) != stored.get(name)), None)
     if odd is not None:
         found, needed = (f"{of[odd]}" if odd in of else "none" for of in (stored, usual))
-        raise Unknown(f"has shapes that do not fit together: {odd} is {found}, where {type(layer).__name__} has {needed}")
+        raise Unknown(f"has shapes that do not fit together: {odd} is {found}, but {type(layer).__name__} has {needed}")
     return layer

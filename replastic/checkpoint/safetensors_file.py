@@ -1,6 +1,6 @@
-"""Safetensors: eight bytes of length, a JSON header, the tensors' bytes.
+"""Safetensors: the header's length in eight bytes, a JSON header, and the tensors' bytes.
 
-The header is read here, and not by the library of that name, because what is needed is where each tensor lies.
+The header is read here and not by the safetensors library, because the offset of each tensor is needed.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ DTYPES = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-_UNKNOWN_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # formats that torch has no dtype for: their bytes are left alone
+_UNKNOWN_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # formats without a torch dtype: their bytes are copied unchanged
 
 
 def looks_like(start: bytes) -> bool:
-    """Whether a file that begins so may be one."""
+    """Whether a file with this beginning may be safetensors."""
     return len(start) >= 9 and start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER
 
 
 def read_header(path: Path) -> tuple[dict[str, Stored], list[str]]:
-    """Every tensor by name, and the names of those in formats that torch does not know. All is checked against the file."""
+    """Every tensor by name, and the names of those in formats that torch does not support. All entries are checked."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > min(_LONGEST_HEADER, size - 8):
             raise CheckpointError(
-                f"{path}: its header would be {length:,} bytes long in a file of {size:,}: it is damaged, or no safetensors "
-                "file. Fetch it anew"
+                f"{path}: its header would be {length:,} bytes long in a file of {size:,}: it is damaged, or not a "
+                "safetensors file. Download it again"
             )
         header = _parsed(path, file.read(length))
     begin = 8 + length
@@ -64,19 +64,19 @@ def read_header(path: Path) -> tuple[dict[str, Stored], list[str]]:
     for name, entry in header.items():
         if name == "__metadata__":
             if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-                raise CheckpointError(f"{path}: its __metadata__ is not a table of texts, which the format wants")
+                raise CheckpointError(f"{path}: its __metadata__ does not map strings to strings, as the format requires")
             continue
         kind, shape, first, last = _entry(path, name, entry)
         bits = DTYPES[kind].itemsize * 8 if kind in DTYPES else _UNKNOWN_BITS.get(kind)
         if bits is None:
-            raise CheckpointError(f"{path}: {name} has the dtype {kind!r}, which the format does not have")
+            raise CheckpointError(f"{path}: {name} has dtype {kind!r}, which the format does not define")
         if not 0 <= first <= last <= size - begin:
             raise CheckpointError(
-                f"{path}: {name} would lie at bytes {first:,} to {last:,} of {size - begin:,}: the header is wrong, or the "
-                "file was cut short. Fetch it anew"
+                f"{path}: {name} would be at bytes {first:,} to {last:,} of {size - begin:,}: the header is wrong, or the "
+                "file is truncated. Download it again"
             )
         if (last - first) * 8 != math.prod(shape) * bits:
-            raise CheckpointError(f"{path}: {name} is {kind} {shape}, which is not the {last - first:,} bytes it is given")
+            raise CheckpointError(f"{path}: {name} is {kind} {shape}, which does not take {last - first:,} bytes")
         stretches.append((first, last, name))
         if kind in DTYPES:
             tensors[name] = Stored(name, path, begin + first, DTYPES[kind], shape, strides(shape))
@@ -90,20 +90,20 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         held = dict(pairs)
         if len(held) < len(pairs):
-            raise ValueError("a name stands in it twice")
+            raise ValueError("a name occurs twice")
         return held
 
     try:
         header = json.loads(content.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as problem:
-        raise CheckpointError(f"{path}: its header cannot be read ({problem}): it is damaged. Fetch it anew") from problem
+        raise CheckpointError(f"{path}: its header cannot be read ({problem}), so it is damaged. Download it") from problem
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: its header is a {type(header).__name__}, not a table of tensors")
     return header
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """dtype, shape, first and last byte"""
+    """The dtype, shape, first and last byte of an entry."""
 
     def whole(value: Any) -> bool:
         return type(value) is int and 0 <= value < 2**63
@@ -126,7 +126,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
 
 
 def _check_cover(path: Path, stretches: list[tuple[int, int, str]], size: int) -> None:
-    """The format has every byte belong to one tensor: no overlap, no gap in which something could hide."""
+    """Raise unless every byte belongs to exactly one tensor, so that nothing can be hidden in gaps."""
     end, before = 0, "the header"
     for first, last, name in sorted(stretches):
         if first != end:
@@ -136,4 +136,4 @@ def _check_cover(path: Path, stretches: list[tuple[int, int, str]], size: int) -
             )
         end, before = last, name
     if end != size:
-        raise CheckpointError(f"{path}: {size - end:,} bytes at its end belong to no tensor: it is damaged, or not whole")
+        raise CheckpointError(f"{path}: {size - end:,} bytes at its end belong to no tensor: it is damaged or incomplete")

@@ -1,8 +1,8 @@
-"""A model without code: the layers that a checkpoint's names and shapes speak of, with the file's tensors as their weights.
+"""A model without code: the layers that a checkpoint's names and shapes imply, with the file's tensors as their weights.
 
-What the library knows of models (which weights there are, what `where` means, what is tied) then holds for files as it is.
-The weights are views into the mapped file: they have an address each, by which ties are found, and are never read through
-it, so that mapping a file of any size takes no memory.
+Functions for models (the inventory of weights, `where`, ties) then work on files unchanged. The weights are views into the
+mapped file: ties are found by their addresses. They are never read through the mapping, so a file of any size takes no
+memory.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .twins import twins_of
 
 @dataclass
 class Skeleton:
-    """What a checkpoint is, as far as that can be told.
+    """The model of a checkpoint, as far as it can be determined.
 
-    model: its layers, under the names of the file.
-    families: the families whose names were found, and how many layers of each.
-    unknown: weights whose layer cannot be told, and why.
-    followers: tensors of target networks, and the one that each becomes a copy of when its network changes (`following`).
-    strays: tensors of target networks that follow nothing in the file, and the name of their network.
-    tied: heads that are not in the file, and the embedding that they are.
-    twins: heads that are in the file as copies of an embedding, bit by bit, and that embedding. They are one weight: who
-        writes the embedding is to write its twin as well.
+    model: its layers, with the names in the file.
+    families: the families whose names were found, with the number of layers of each.
+    unknown: weights whose layer cannot be determined, and why.
+    followers: tensors of target networks, and the tensor that each is copied from when its network changes (`following`).
+    strays: tensors of target networks without a counterpart in the file, and the name of their network.
+    tied: heads that are not in the file, and the embedding that they are tied to.
+    twins: heads that are in the file as bitwise copies of an embedding, and that embedding. They are one weight: code that
+        writes the embedding must write its twin as well.
     taken: unknown weights that were taken as plain layers.
-    empty: weights without entries, which belong to no layer here: a file may have any number of them.
+    empty: weights without entries, which get no layer: a file may have any number of them.
     """
 
     model: nn.Module
@@ -57,27 +57,27 @@ class Skeleton:
     twins: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     empty: tuple[Stored, ...] = ()
-    _networks: dict[str, str] = field(default_factory=dict)  # of each follower, the one that it follows
-    _fused: set[str] = field(default_factory=set)  # unknown weights that hold queries
-    _stored: dict[int, Stored] = field(default_factory=dict)  # by the parameter that stands for it
+    _networks: dict[str, str] = field(default_factory=dict)  # by follower: the network that it follows
+    _fused: set[str] = field(default_factory=set)  # unknown weights that contain queries
+    _stored: dict[int, Stored] = field(default_factory=dict)  # by the parameter that represents it
 
     def stored(self, weight: WeightMatrix) -> Stored:
-        """Where its numbers lie; the parts of a fused weight lie in one."""
+        """The stored tensor of a weight; the parts of a fused weight share one."""
         return self._stored[id(weight.parameter)]
 
     def layer(self, weight: WeightMatrix) -> nn.Module:
-        """That it belongs to."""
+        """The layer that a weight belongs to."""
         return _module(self.model, weight.name.partition(":")[0].rpartition(".")[0])
 
     def weights(self, *, frozen: bool = False) -> Inventory:
-        """All weights, and what is left alone, with the reason. frozen: with those that follow others."""
+        """All weights, and those that are skipped with the reason. frozen: include weights that follow others."""
         found = take_inventory(self.model, frozen=frozen)
         found.skipped = [replace(self._as_asked(weight), reason=self._reason(weight)) for weight in found.skipped]
         found.skipped += [Unavailable(one.name, _kind(len(one.shape)), None, one.shape, "is empty") for one in self.empty]
         return found
 
     def _as_asked(self, weight: Unavailable) -> Unavailable:
-        """A weight of unknown kind with the kind that it would be asked for as, so that it is said to be left alone."""
+        """A weight of unknown kind with the kind that it would be selected by, so that it is reported as skipped."""
         where, _, attribute = weight.name.rpartition(".")
         holds_queries = weight.name in self._fused or "query" in FUSED.get(where.rpartition(".")[2], ())
         fused = "query" if holds_queries else None
@@ -85,9 +85,9 @@ class Skeleton:
         return replace(weight, kind=kind, role=role_of(where) or fused) if weight.name in self.unknown else weight
 
     def select(self, where: Where, *, frozen: bool = False) -> Selection:
-        """What `where` asks for, as `weights.select` has it; of unknown weights and averages, those that it names.
+        """The weights that `where` selects, as in `weights.select`; unknown weights and averages only if it names them.
 
-        frozen: with weights that follow others, for those who only read.
+        frozen: include weights that follow others, for code that only reads.
         """
         asks = [where] if isinstance(where, str) or callable(where) else list(where)
         names = {ask for ask in asks if isinstance(ask, str)}
@@ -95,38 +95,38 @@ class Skeleton:
             for same in self._names_of(name) if self._askable(name) else ():
                 self.take_as_plain(same)
         for name in (*self.averages, *self.strays):
-            outermost = self.strays.get(name, "")  # a module around a target network is not asked for with it
+            outermost = self.strays.get(name, "")  # the name of a module around a target network does not select it
             if any(name == ask or (name.startswith(f"{ask}.") and f"{ask}.".startswith(outermost)) for ask in names):
                 parameter = _parameter(self.model, name)
                 parameter.requires_grad_(parameter.is_floating_point())
         return choose(self.weights(frozen=frozen), where)
 
     def following(self, fired_names: set[str]) -> tuple[str, ...]:
-        """The tensors of target networks, biases too, in whose own network one of these weights is: so that they are one
-        again."""
+        """The tensors of target networks, including biases, whose online network has one of these weights. All are copied,
+        so that the two networks are equal again."""
         moved = {outer for name in fired_names for outer in accumulate(name.split(".")[:-1], "{}.{}".format)}
         return tuple(name for name, network in self._networks.items() if network in moved)
 
     def _reason(self, weight: Unavailable) -> str:
         name = weight.name.partition(":")[0]
         if name in self.followers:
-            return f"is of a target network: it becomes a copy of {self.followers[name]} if that network is fired"
+            return f"belongs to a target network: it becomes a copy of {self.followers[name]} if that network is fired"
         if name in self.unknown:
-            how = f" Ask for it as {name} to have it taken as a plain layer, stored (out, in)"
+            how = f" Select it as {name} to treat it as a plain layer that is stored as (out, in)"
             why = self.unknown[name]
             return why + ("" if why.endswith("?") else ".") + (how if self._askable(name) else "")
         if name in self.averages:
-            return "is a mean of weights over training: ask for it by the name of what holds it"
+            return "is a mean of weights over training: select it by the name of its module"
         if name in self.strays:
             return (
-                "is of a target network, and which one it follows the file does not say: ask for it as "
-                f"{name.rpartition('.')[0]} to have it changed"
+                "belongs to a target network, and the file does not show which network it follows: select it as "
+                f"{name.rpartition('.')[0]} to change it"
             )
         return _NO_LAYER if _Other.__name__ in weight.reason else weight.reason
 
     def _askable(self, name: str) -> bool:
-        """Whether it can be changed as a plain layer. A low-rank adapter can be looked at only, and the parts of a fused
-        weight are not told apart by asking."""
+        """Whether it can be changed as a plain layer. Low-rank adapters can only be inspected, and selecting a fused weight
+        does not separate its parts."""
         weight, where = _parameter(self.model, name), name.rpartition(".")[0]
         if not _may_be_plain(name, weight.ndim) or not weight.numel() or name in self.followers or LORA.search(name):
             return False
@@ -137,18 +137,18 @@ class Skeleton:
             return False
 
     def _names_of(self, name: str) -> list[str]:
-        """Of unknown weights that can be taken: all that are the same tensor."""
+        """All names of one tensor among the unknown weights that can be taken as plain layers."""
         weight = _parameter(self.model, name)
         others = ((other, _parameter(self.model, other)) for other in self.unknown if other != name)
         same = [other for other, its in others if region_of(its) == region_of(weight) and its.shape == weight.shape]
         return [name, *(other for other in same if self._askable(other))]
 
     def take_as_plain(self, name: str) -> None:
-        """Let a weight of unknown kind be a linear layer, or a convolution without groups, because the caller says so."""
+        """Treat a weight of unknown kind as a linear layer or a convolution without groups, at the caller's request."""
         where, weight = name.rpartition(".")[0], _parameter(self.model, name)
         if not _may_be_plain(name, weight.ndim):
             raise ValueError(
-                f"{name} has the shape {tuple(weight.shape)}: only a layer's weight of 2 to 5 axes can be taken"
+                f"{name} has shape {tuple(weight.shape)}: only a layer's weight of 2 to 5 axes can be a plain layer"
             )
         layer = _plain(weight)
         old = _module(self.model, where)
@@ -164,23 +164,23 @@ class Skeleton:
 
 
 class _Other(nn.Module):
-    """A module of which nothing is known but what it holds."""
+    """A module of unknown kind that only holds tensors."""
 
 
-_NO_LAYER = "belongs to no layer that is known by its name"
+_NO_LAYER = "belongs to no layer with a known name"
 
 
 def skeleton(checkpoint: Checkpoint) -> Skeleton:
     """The layers of a checkpoint."""
     tensors = {name: stored for name, stored in checkpoint.tensors.items() if stored.numel}
-    # A safetensors file has its tensors sorted by name, one of torch.save as the model has them.
+    # safetensors files are sorted by name, those of torch.save have the model's order.
     holders = Holders(_holders(tensors), ordered=checkpoint.format != "safetensors")
     made = Skeleton(_Other(), averages=tuple(name for name in checkpoint.averages if name in tensors))
     made.empty = tuple(stored for stored in checkpoint.tensors.values() if not stored.numel and _is_weight(stored))
     _find_targets(made, tensors)
     fixed = {*made.followers, *made.strays, *made.averages}
     maps = {file: _mapped(file) for file in checkpoint.files}
-    # What a convolution is may depend on the one before it.
+    # The kind of a convolution may depend on the one before it.
     order = dict.fromkeys([*(holder.name for holder in holders.convolutions), *holders.by_name])
     layers = {name: _layer(holders.by_name[name], holders, made) for name in order}
     _settle_names(made, layers, tensors)
@@ -224,13 +224,13 @@ def _is_weight(stored: Stored) -> bool:
 
 
 def _kind(axes: int) -> Kind:
-    """That a weight of unknown kind would be asked for as."""
+    """The kind by which a weight of unknown kind would be selected."""
     return "convolution" if axes > 2 else "linear"
 
 
 def _settle_names(made: Skeleton, layers: dict[str, Known], tensors: dict[str, Stored]) -> None:
-    """Of a tensor with two names, of which one says what it is: a convolution is one under both; what is linear under one
-    may be an embedding under the other."""
+    """Tensors with two names of which one is unknown: a known convolution is one under both names; a layer that is linear
+    under one name may be an embedding under the other."""
     names: dict[tuple[object, ...], list[str]] = {}
     for name, stored in tensors.items():
         names.setdefault(place(stored), []).append(name)
@@ -240,7 +240,7 @@ def _settle_names(made: Skeleton, layers: dict[str, Known], tensors: dict[str, S
         for where in told if puzzling else ():
             if isinstance(layers[where].layer, nn.Linear | Conv1D):
                 name = f"{where}.weight" if where else "weight"
-                made.unknown[name] = f"is the same tensor as {puzzling[0]}, whose layer is not known: an embedding?"
+                made.unknown[name] = f"is the same tensor as {puzzling[0]}, whose layer is not known: is it an embedding?"
                 layers[where] = Known(_Other())
         alike = next((layers[where].layer for where in told if isinstance(layers[where].layer, conv._ConvNd)), None)
         for name in puzzling:
@@ -254,14 +254,14 @@ def _holders(tensors: dict[str, Stored]) -> dict[str, Holder]:
     found: dict[str, Holder] = {}
     for name, stored in tensors.items():
         where, _, attribute = name.rpartition(".")
-        if not all(name.split(".")):  # .weight is not weight
-            raise CheckpointError(f"{stored.file}: a tensor is called {name!r}, which no module's is")
+        if not all(name.split(".")):  # ".weight" is not "weight"
+            raise CheckpointError(f"{stored.file}: a tensor is called {name!r}, which cannot be a name in a module")
         found.setdefault(where, Holder(where, {})).tensors[attribute] = stored
     return found
 
 
 def _find_targets(made: Skeleton, tensors: dict[str, Stored]) -> None:
-    """X_target follows X: same name elsewhere, same shape and dtype, at any depth. What else is called so is astray."""
+    """X_target follows X at any depth, if names, shapes and dtypes agree. Other tensors of target networks are strays."""
     for name, stored in tensors.items():
         *parts, last = name.split(".")
         for at, part in enumerate(parts):
@@ -275,13 +275,13 @@ def _find_targets(made: Skeleton, tensors: dict[str, Stored]) -> None:
                 made.followers[name], made._networks[name] = other.name, online
                 del made.strays[name]
                 break
-    # Where the very tensor has a name outside as well, "target" is a second name for what is trained.
+    # If the same tensor also has a name outside, "target" is just a second name of a trained weight.
     others = {place(stored) for name, stored in tensors.items() if name not in made.strays and name not in made.followers}
     made.strays = {name: net for name, net in made.strays.items() if place(tensors[name]) not in others}
 
 
 def _tie(made: Skeleton, tensors: dict[str, Stored]) -> None:
-    """Add the heads that are not in the file because they are its embeddings."""
+    """Add heads that are not in the file because they are tied to embeddings."""
     for embedding, head, sign in TIED:
         name, weight, own = f"{head}.weight", f"{embedding}.weight", f"{embedding.partition('.')[0]}."
         names = tensors.keys()
@@ -294,7 +294,7 @@ def _tie(made: Skeleton, tensors: dict[str, Stored]) -> None:
 
 
 def _pair_copies(made: Skeleton, tensors: dict[str, Stored]) -> None:
-    """Heads that a file holds as copies of their embeddings become one with them, as they are where it is loaded."""
+    """Tie heads that a file has as copies of their embeddings, as loading it would."""
     modules = dict(made.model.named_modules())
     held = {f"{name}.weight": module for name, module in modules.items() if f"{name}.weight" in tensors}
     embeddings = [name for name, module in held.items() if isinstance(module, nn.Embedding)]
@@ -318,14 +318,14 @@ def _mapped(file: Path) -> mmap.mmap:
 
 def _view(stored: Stored, mapped: mmap.mmap) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written to is meant so
+        warnings.simplefilter("ignore")  # that it is read-only, which is intended
         count = stored.span // stored.dtype.itemsize
         flat = torch.frombuffer(mapped, dtype=stored.dtype, count=count, offset=stored.offset)
     return flat.as_strided(stored.shape, stored.stride)
 
 
 def _put(model: nn.Module, name: str, layer: nn.Module, parent: object) -> None:
-    """At its place in the tree; modules around it are made where there are none, and know what `parent` knows."""
+    """Insert a layer at its place in the tree; missing modules are created, and the parent gets `parent`'s attributes."""
     *outer, last = name.split(".")
     at = model
     for part in outer:
@@ -361,9 +361,9 @@ def _may_be_plain(name: str, axes: int) -> bool:
 
 
 def _plain(weight: Tensor) -> nn.Module:
-    """A layer for it that is linear, or a convolution without groups."""
+    """A linear layer, or a convolution without groups, for a weight."""
     kind = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 2]
     arguments = (weight.shape[1], weight.shape[0], *([tuple(weight.shape[2:])] if weight.ndim > 2 else []))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of layers without entries
+        warnings.simplefilter("ignore")  # of torch, about layers without entries
         return kind(*arguments, bias=False, device="meta")  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -1,7 +1,7 @@
-"""Files of torch.save: which tensors they hold, and where those lie. Also those that Stable-Baselines3 and Lightning make.
+"""Files of torch.save, also those of Stable-Baselines3 and Lightning: their tensors and where they are.
 
-Since 2020 such a file is a zip archive of a pickle, which holds everything but the numbers, and one member for each storage.
-Before, it was a row of pickles with the storages after them; many older files on model hubs are so.
+Since 2020 such a file is a zip archive with a pickle, which has everything except the numbers, and one member per storage.
+Before, it was a sequence of pickles followed by the storages; many older files on model hubs have this format.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ _DTYPES = {
     "ComplexDoubleStorage": torch.complex128,
     "UntypedStorage": torch.uint8,
 }
-# Bytes of an entry in storages whose tensors are not plain: what is needed to find the storage after them.
+# Bytes per entry in storages of quantised tensors, needed to find the next storage.
 _QUANTISED = {"QInt8Storage": 1, "QUInt8Storage": 1, "QInt32Storage": 4}
 _LEGACY_MAGIC, _LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
-_LATEST = 10  # of the versions of an archive that torch reads
-_DEEPEST = 64  # containers in each other
-_POLICY = "policy.pth"  # the weights in an agent's archive
-# Containers whose tensors are no weights: what trainers save beside them. By whole words, as networks have names like
+_LATEST = 10  # archive version that torch reads
+_DEEPEST = 64  # nested containers
+_POLICY = "policy.pth"  # the weights in the archive of a Stable-Baselines3 agent
+# Containers whose tensors are not weights but other state of trainers. Whole words, because networks have names like
 # momentum_encoder and config_net.
 _BESIDE = re.compile(
     r"(^|[^a-z])(optim|optimizers?|schedulers?|callbacks|loops|rng_states?|hyper_?parameters|hparams|scaler"
     r"|exp_avg|exp_avg_sq|momentum_buffer)([^a-z]|$)|^(args|config|cfg)$",
     re.IGNORECASE,
 )
-_MOMENT = re.compile(r"(max_)?exp_avg(_sq)?|momentum_buffer")  # tensors, in an optimiser's state that is saved otherwise
+_MOMENT = re.compile(r"(max_)?exp_avg(_sq)?|momentum_buffer")  # tensors of an optimiser's state in other layouts
 _AVERAGE = {"ema", "swa", "average", "averaged", "averages", "shadow", "teacher"}
 
 
 @dataclass
 class Contents:
-    """What was found in one file."""
+    """The contents of one file."""
 
     format: str
     tensors: dict[str, Stored] = field(default_factory=dict)
-    beside: list[str] = field(default_factory=list)  # what is in the file and no weight, in words
-    checksums: list[Member] = field(default_factory=list)  # inner ones first; none of an archive that was written without
+    beside: list[str] = field(default_factory=list)  # descriptions of contents that are not weights
+    checksums: list[Member] = field(default_factory=list)  # inner archives first; empty if the archive has no checksums
 
 
 class _Tensor(NamedTuple):
@@ -70,12 +70,12 @@ class _Tensor(NamedTuple):
 
 
 def is_average(name: str) -> bool:
-    """Whether a word of the name, as in "model_ema.0.weight", says that this is a mean of weights over training."""
+    """Whether a word of the name, as in "model_ema.0.weight", means that it is a mean of weights over training."""
     return not _AVERAGE.isdisjoint(re.split(r"[._]", name.lower()))
 
 
 def read_archive(path: Path) -> Contents:
-    """A zip archive: of torch.save, or of Stable-Baselines3's save with one of those inside."""
+    """A zip archive of torch.save, or of Stable-Baselines3, which has one of those inside."""
     with open(path, "rb") as file:
         size = path.stat().st_size
         outer = members(file, 0, size, str(path))
@@ -86,7 +86,7 @@ def read_archive(path: Path) -> Contents:
         policy = outer[_POLICY]
         what = f"{path}, {_POLICY}"
         if not policy.plain:
-            raise CheckpointError(f"{what} is compressed, and it must not be: pack the archive anew, as in zip -0")
+            raise CheckpointError(f"{what} is compressed, which is not supported: pack the archive again, as in zip -0")
         inner = members(file, policy.offset, policy.size, what)
         contents = _read_saved(path, file, inner, what)
         contents.format = "Stable-Baselines3"
@@ -96,13 +96,13 @@ def read_archive(path: Path) -> Contents:
 
 
 def _with_checksums(held: dict[str, Member]) -> list[Member]:
-    """What has a checksum to be compared with: none if all are 0, as `torch.serialization.set_crc32_options(False)` has
-    them written, and what is compressed would have to be unpacked."""
+    """Members with a checksum to verify: none if all are 0, as written with `torch.serialization.set_crc32_options(False)`;
+    compressed members are left out, because they would have to be unpacked."""
     return [member for member in held.values() if member.plain] if any(member.crc for member in held.values()) else []
 
 
 def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) -> Contents:
-    """An archive of torch.save, by its members."""
+    """The contents of a torch.save archive, from its members."""
     pickles = [name for name in held if name == "data.pkl" or name.endswith("/data.pkl")]
     if any(name.endswith("constants.pkl") for name in held):
         raise CheckpointError(
@@ -112,28 +112,28 @@ def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) 
     if len(pickles) != 1:
         raise CheckpointError(
             f"{what}: a zip archive with {len(pickles)} members data.pkl, where torch.save makes one, and without "
-            f"{_POLICY}: give a file of torch.save, Lightning or Stable-Baselines3"
+            f"{_POLICY}: pass a file of torch.save, Lightning or Stable-Baselines3"
         )
     prefix = pickles[0].removesuffix("data.pkl")
     outside = "data.pkl" if not prefix else next((name for name in held if not name.startswith(prefix)), None)
     if outside is not None:
         raise CheckpointError(
-            f"{what}: its member {outside} does not lie in one folder with the others: torch.save has them so"
+            f"{what}: its member {outside} is not in one folder with the others, as torch.save writes them"
         )
     order = held.get(f"{prefix}byteorder")
     if order is not None and _content(file, order, what) != b"little":
-        raise CheckpointError(f"{what}: its numbers are stored big end first: save it again on a machine of today")
+        raise CheckpointError(f"{what}: its numbers are big-endian: save it again on a little-endian machine")
     _check_records(file, {name.removeprefix(prefix): member for name, member in held.items()}, what)
 
     def locate(storage: StorageId, dtype: torch.dtype) -> int:
         member = held.get(f"{prefix}data/{storage.key}")
         if member is None or not member.plain:
             state = "is compressed" if member is not None else "is missing"
-            raise CheckpointError(f"{what}: the member data/{storage.key}, which a tensor lies in, {state}")
+            raise CheckpointError(f"{what}: the member data/{storage.key}, which has a tensor, {state}")
         if member.size != storage.numel * dtype.itemsize:
             raise CheckpointError(
-                f"{what}: data/{storage.key} has {member.size:,} bytes, where {storage.numel:,} entries of {dtype} are said "
-                "to be: it is damaged"
+                f"{what}: data/{storage.key} has {member.size:,} bytes, but needs {storage.numel:,} entries of {dtype}: "
+                "it is damaged"
             )
         return member.offset
 
@@ -142,7 +142,7 @@ def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) 
 
 
 def _check_records(file: BinaryIO, held: dict[str, Member], what: str) -> None:
-    """Raise if torch would not read what an archive says of itself before its pickle."""
+    """Raise if torch would refuse the archive's records, which it reads before the pickle."""
     name = ".data/version" if ".data/version" in held else "version"
     try:
         version = int(_content(file, held[name], what)) if name in held else 0
@@ -155,30 +155,30 @@ def _check_records(file: BinaryIO, held: dict[str, Member], what: str) -> None:
         raise CheckpointError(f"{what}: its member {name} cannot be read ({problem}): it is damaged") from problem
     if not 1 <= version <= _LATEST:
         raise CheckpointError(
-            f"{what}: its version is {version or 'not said'}, where torch reads 1 to {_LATEST}: it is damaged"
+            f"{what}: its version is {version or 'missing'}, but torch reads 1 to {_LATEST}: it is damaged"
         )
 
 
 def read_legacy(path: Path) -> Contents:
-    """A file of torch.save from before it made archives."""
+    """A file of torch.save from before 2020, when it did not make archives."""
     what, size = str(path), path.stat().st_size
     with open(path, "rb") as raw:
         file = io.BufferedReader(Stretch(raw, 0, size))
         magic = read_pickle(file, what)  # pyright: ignore[reportArgumentType]
         if magic != _LEGACY_MAGIC:
-            raise CheckpointError(f"{what}: a pickle, but none of torch.save: give a file that torch.save made")
+            raise CheckpointError(f"{what}: a pickle, but not of torch.save: pass a file that torch.save made")
         version, system, content, keys = (
             read_pickle(file, what, legacy=True)  # pyright: ignore[reportArgumentType]
             for _ in range(4)
         )
         if version != _LEGACY_VERSION:
-            raise CheckpointError(f"{what}: its version is {version!r}, where torch reads {_LEGACY_VERSION}: it is damaged")
+            raise CheckpointError(f"{what}: its version is {version!r}, but torch reads {_LEGACY_VERSION}: it is damaged")
         if not isinstance(system, dict) or system.get("little_endian") is not True or not isinstance(keys, list):
-            raise CheckpointError(f"{what}: its numbers are stored big end first, or it is damaged: save it anew")
+            raise CheckpointError(f"{what}: its numbers are big-endian, or it is damaged: save it again")
         kinds: dict[str, StorageId] = {}
         for storage in _storages(content):
             if kinds.setdefault(storage.key, storage)[:3] != storage[:3]:
-                raise CheckpointError(f"{what}: its pickle says two things of storage {storage.key}: it is damaged")
+                raise CheckpointError(f"{what}: its pickle contradicts itself about storage {storage.key}: it is damaged")
         starts: dict[str, int] = {}
         at = file.tell()
         for key in keys:
@@ -186,23 +186,23 @@ def read_legacy(path: Path) -> Contents:
             count = int.from_bytes(file.read(8), "little", signed=True)
             if not isinstance(key, str) or key not in kinds or count != kinds[key].numel or kinds[key].view_of is not None:
                 named = key if isinstance(key, str) else f"under a {type(key).__name__}"
-                raise CheckpointError(f"{what}: its storage {named} is not as its pickle says: load it and save it anew")
+                raise CheckpointError(f"{what}: its storage {named} does not match the pickle: load it and save it again")
             starts[key] = at + 8
             kind = kinds[key].kind
             at += 8 + count * (_QUANTISED.get(kind.removeprefix("torch.")) or _dtype(kind, what).itemsize)
             if at > size:
-                raise CheckpointError(f"{what}: it ends within storage {key}: it was cut short. Fetch it anew")
+                raise CheckpointError(f"{what}: it ends within storage {key}: it is truncated. Download it again")
 
     def locate(storage: StorageId, dtype: torch.dtype) -> int:
         if storage.key not in starts:
-            raise CheckpointError(f"{what}: the storage {storage.key}, which a tensor lies in, is missing")
+            raise CheckpointError(f"{what}: the storage {storage.key}, which has a tensor, is missing")
         return starts[storage.key]
 
     return _contents(path, content, locate, what)
 
 
 def _contents(path: Path, content: Any, locate: Callable[[StorageId, torch.dtype], int], what: str) -> Contents:
-    """The tensors of what a pickle holds, by name. With one state dict they have its names, with several its own before."""
+    """The tensors of a pickle's content, by name. If there are several state dicts, their names are prefixes."""
     contents = Contents("Lightning" if isinstance(content, dict) and "pytorch-lightning_version" in content else "PyTorch")
     dicts: dict[tuple[str, ...], dict[str, _Tensor]] = {}
     for place, name, tensor in _walk(content, what, contents.beside):
@@ -226,16 +226,16 @@ def _contents(path: Path, content: Any, locate: Callable[[StorageId, torch.dtype
                 raise CheckpointError(f"{what}: two of its tensors are called {name}")
             stored = _stored(path, name, tensor, locate, what)
             if stored.overlaps:
-                contents.beside.append(f"{name} (some of its entries share memory, as of an expanded tensor)")
+                contents.beside.append(f"{name} (some of its entries share memory, as in an expanded tensor)")
                 continue
             contents.tensors[name] = stored
     return contents
 
 
 def _walk(content: Any, what: str, beside: list[str]) -> Iterator[tuple[tuple[str, ...], str, _Tensor]]:
-    """(where its dict is, its key, tensor) of all tensors that are entries of a dict, in the file's order.
+    """All tensors in dicts as (path of the dict, key, tensor), in the file's order.
 
-    Every container is gone through once, though a pickle may hold it in many places or in itself.
+    Every container is visited once, although a pickle may reference it in many places or in itself.
     """
     waiting: list[tuple[tuple[str, ...], Any]] = [((), content)]
     seen: set[int] = set()
@@ -244,18 +244,16 @@ def _walk(content: Any, what: str, beside: list[str]) -> Iterator[tuple[tuple[st
         if id(value) in seen or not isinstance(value, dict | list | tuple):
             continue
         if len(place) > _DEEPEST:
-            raise CheckpointError(
-                f"{what}: it has more than {_DEEPEST} containers in each other, which no file of weights has"
-            )
+            raise CheckpointError(f"{what}: it has more than {_DEEPEST} nested containers, which no file of weights has")
         seen.add(id(value))
         if isinstance(value, dict) and {"state", "param_groups"} <= value.keys():
-            beside.append(f"{'.'.join(place) or 'the file'} (an optimiser's state; it belongs to the old weights)")
+            beside.append(f"{'.'.join(place) or 'the file'} (an optimiser's state, which belongs to the old weights)")
             continue
         inner: list[tuple[tuple[str, ...], Any]] = []
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             name = str(key) if isinstance(key, str | int | float) else type(key).__name__
             if isinstance(item, Call) and _MOMENT.fullmatch(name):
-                beside.append(f"{'.'.join((*place, name))} (of an optimiser's state)")
+                beside.append(f"{'.'.join((*place, name))} (part of an optimiser's state)")
             elif isinstance(item, Call):
                 tensor = _tensor(item, what)
                 if tensor is not None and isinstance(key, str):
@@ -271,9 +269,9 @@ def _walk(content: Any, what: str, beside: list[str]) -> Iterator[tuple[tuple[st
 
 
 def _tensor(call: Call, what: str) -> _Tensor | None:
-    """What a call would make, if it is a plain tensor."""
+    """The tensor that a call would make; None if it is not a plain tensor."""
     function, arguments = call.function, call.arguments
-    for _ in range(8):  # a parameter around a tensor around its class: never more
+    for _ in range(8):  # at most a parameter around a class around a tensor
         match function, arguments:
             case "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state", (Call() as inner, *_):
                 function, arguments = inner.function, inner.arguments
@@ -290,7 +288,7 @@ def _tensor(call: Call, what: str) -> _Tensor | None:
             "torch._utils._rebuild_tensor_v3",
             (_, _, _, _, _, _, _, dict() as flags, *_),
         ) if flags:
-            return None  # its numbers are the conjugates or negatives of those that are stored
+            return None  # its values are the conjugates or negatives of the stored ones
         case "torch._utils._rebuild_tensor_v3", (StorageId() as storage, offset, _, stride, _, _, Named(path=path), *_):
             dtype = getattr(torch, path.removeprefix("torch."), None)
         case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2", (
@@ -317,14 +315,14 @@ def _tensor(call: Call, what: str) -> _Tensor | None:
         or len(shape) != len(stride)
         or not possible(shape)
     ):
-        raise CheckpointError(f"{what}: a tensor of its pickle has no proper place, shape, strides and flags: it is damaged")
+        raise CheckpointError(f"{what}: a tensor in its pickle has an invalid offset, shape, stride or flag: it is damaged")
     return _Tensor(storage, offset, shape, stride, dtype)
 
 
 def _stored(path: Path, name: str, tensor: _Tensor, locate: Callable[[StorageId, torch.dtype], int], what: str) -> Stored:
     kind = _dtype(tensor.storage.kind, what)
     start = locate(tensor.storage, kind)
-    begin = tensor.offset * tensor.dtype.itemsize if 0 not in tensor.shape else 0  # of a slice of nothing it may be anywhere
+    begin = tensor.offset * tensor.dtype.itemsize if 0 not in tensor.shape else 0  # an empty slice may start anywhere
     stored = Stored(name, path, start + begin, tensor.dtype, tensor.shape, tensor.stride)
     if stored.offset + stored.span > start + tensor.storage.numel * kind.itemsize:
         raise CheckpointError(
@@ -336,14 +334,12 @@ def _stored(path: Path, name: str, tensor: _Tensor, locate: Callable[[StorageId,
 def _dtype(kind: str, what: str) -> torch.dtype:
     dtype = _DTYPES.get(kind.rpartition(".")[2])
     if dtype is None:
-        raise CheckpointError(
-            f"{what}: it holds a {kind}, which is no type of number that is known: load it and save it anew"
-        )
+        raise CheckpointError(f"{what}: it has a {kind}, which is not a known number type: load it and save it again")
     return dtype
 
 
 def _storages(content: Any) -> Iterator[StorageId]:
-    """Every storage that is referred to, wherever it stands."""
+    """Every storage that the content refers to."""
     waiting, seen = [content], set()
     while waiting:
         value = waiting.pop()
@@ -357,7 +353,7 @@ def _storages(content: Any) -> Iterator[StorageId]:
 
 def _stream(file: BinaryIO, member: Member, what: str) -> Any:
     if not member.plain:
-        raise CheckpointError(f"{what}: its member {member.name} is compressed, and torch.save does not do that")
+        raise CheckpointError(f"{what}: its member {member.name} is compressed, which torch.save does not do")
     return io.BufferedReader(Stretch(file, member.offset, member.size))
 
 

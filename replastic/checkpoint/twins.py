@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that are copies of others, bit by bit."""
+"""Tensors of a checkpoint that are bitwise copies of others."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from .stored import Stored, place
 
-_BEGINNING = 2**16  # bytes, in which nearly all tensors differ that do
+_BEGINNING = 2**16  # bytes, in which nearly all different tensors differ
 
 
 def twins_of(tensors: Iterable[Stored], others: Iterable[Stored]) -> dict[str, str]:
-    """For each that has the bits of one of the others, which lies elsewhere in the files, the first such.
+    """For each tensor with the same bits as one of `others` at another place in the files, the first of those.
 
-    They are compared by digests, first of their beginnings, so that each is read twice at most, however many there are.
+    They are compared by digests, first of their beginnings, so each is read at most twice, however many there are.
     """
     groups = [[(side, stored) for side, held in enumerate((tensors, others)) for stored in held if stored.numel]]
     for most in (_BEGINNING, None):
@@ -41,7 +41,7 @@ def twins_of(tensors: Iterable[Stored], others: Iterable[Stored]) -> dict[str, s
 
 
 def _digest(stored: Stored, most: int | None) -> bytes:
-    """Of its entries in order, or of as many bytes of them."""
+    """The digest of its entries, or of the first `most` bytes."""
     digest = hashlib.blake2b()
     with open(stored.file, "rb") as file:
         for block in stored.blocks(file):

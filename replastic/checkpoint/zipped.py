@@ -1,6 +1,6 @@
-"""Zip archives as stretches of a file: where each member's bytes lie, and where its checksum stands.
+"""Zip archives: where each member's bytes and checksums are in the file.
 
-Nothing is unpacked. An archive may itself be a member of another, stored as it is.
+Nothing is unpacked. An archive may be an uncompressed member of another.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _BLOCK = 2**22
 _LOCAL, _CENTRAL, _DESCRIPTOR = b"PK\x03\x04", b"PK\x01\x02", b"PK\x07\x08"
 _END, _END64, _LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _HAS_DESCRIPTOR = 0x08
-_UNREADABLE = 0x01 | 0x20 | 0x40 | 0x2000  # flags of a member that is encrypted, a patch of another file, or masked
-_FOLDER = 0x10  # an attribute; of a member that has it torch reads nothing, and returns what memory held before
-_IN_EXTRA = 0xFFFFFFFF  # a size that stands elsewhere, because it may take more than four bytes
+_UNREADABLE = 0x01 | 0x20 | 0x40 | 0x2000  # flags of a member that is encrypted, a patch, or masked
+_FOLDER = 0x10  # attribute of a folder; torch reads nothing from it and returns uninitialised memory
+_IN_EXTRA = 0xFFFFFFFF  # marks a size that is stored in the extra field, in eight bytes
 
 
 @dataclass(frozen=True)
 class Member:
     """One file of an archive.
 
-    offset, size: of its bytes as they are stored.
-    plain: whether those are its content: not compressed.
-    crc: the checksum that the archive claims for its content.
-    checksums: where that stands, twice or more.
+    offset, size: position and number of its stored bytes.
+    plain: whether they are not compressed.
+    crc: the checksum of its content, according to the archive.
+    checksums: the positions of that checksum, two or more.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Member:
         return self.offset + self.size
 
     def mend(self, file: BinaryIO) -> None:
-        """Write the checksum of what it holds now."""
+        """Write the checksum of the present content."""
         crc = struct.pack("<I", self.checksum(file))
         for place in self.checksums:
             file.seek(place)
             file.write(crc)
 
     def checksum(self, file: BinaryIO) -> int:
-        """Of what it holds, whatever it claims."""
+        """The checksum of the present content."""
         crc, left = 0, self.size
         file.seek(self.offset)
         while left:
@@ -64,7 +64,7 @@ class Member:
 
 
 class Stretch(io.RawIOBase):
-    """Some bytes of a file as a file of their own, to be read."""
+    """A range of a file's bytes as a read-only file."""
 
     def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
         self.file, self.offset, self.size, self.at = file, offset, size, 0
@@ -94,7 +94,7 @@ class Stretch(io.RawIOBase):
 
 
 def members(file: BinaryIO, offset: int, size: int, what: str) -> dict[str, Member]:
-    """The members of an archive that lies at these bytes of a file; raises if they do not fit together."""
+    """The members of an archive at these bytes of a file; raises if they are inconsistent."""
     stretch = Stretch(file, offset, size)
     try:
         with zipfile.ZipFile(stretch) as archive:
@@ -104,17 +104,17 @@ def members(file: BinaryIO, offset: int, size: int, what: str) -> dict[str, Memb
     except (zipfile.BadZipFile, struct.error, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as problem:
         if isinstance(problem, CheckpointError):
             raise
-        raise CheckpointError(f"{what}: it is not a whole zip archive ({problem}): fetch it anew") from problem
+        raise CheckpointError(f"{what}: it is not a complete zip archive ({problem}): download it again") from problem
     by_name = {member.name: member for member in found}
-    if len({name.lower() for name in by_name}) < len(found):  # torch looks for a member in upper and lower case alike
-        raise CheckpointError(f"{what}: two of its members have one name, so what is in it depends on who reads it")
+    if len({name.lower() for name in by_name}) < len(found):  # torch ignores case in names of members
+        raise CheckpointError(f"{what}: two of its members have the same name, so readers may disagree on its content")
     end, before = 0, ""
     for member, info in sorted(zip(found, infos, strict=True), key=lambda pair: pair[1].header_offset):
         if info.header_offset < end:
             raise CheckpointError(f"{what}: its members {before} and {member.name} overlap")
         end, before = member.end, member.name
     if end > start:
-        raise CheckpointError(f"{what}: its member {before} reaches into the archive's own table")
+        raise CheckpointError(f"{what}: its member {before} overlaps with the archive's table")
     return {
         name: Member(name, m.offset + offset, m.size, m.plain, m.crc, tuple(place + offset for place in m.checksums))
         for name, m in by_name.items()
@@ -122,7 +122,7 @@ def members(file: BinaryIO, offset: int, size: int, what: str) -> dict[str, Memb
 
 
 def _places(stretch: Stretch, start: int, infos: list[zipfile.ZipInfo]) -> list[int]:
-    """Where the CRC of each stands in the archive's table; raises if the archive's end tells of another table."""
+    """The position of each member's CRC in the archive's table; raises if the end record describes another table."""
     places, at = [], start
     for _ in infos:
         stretch.seek(at)
@@ -136,9 +136,9 @@ def _places(stretch: Stretch, start: int, infos: list[zipfile.ZipInfo]) -> list[
 
 
 def _check_end(stretch: Stretch, at: int, table: tuple[int, ...]) -> None:
-    """Raise unless what follows the table says of it what is so: its disk (twice), entries (twice), size and place.
+    """Raise unless the end record matches the table: its disk (twice), number of entries (twice), size and position.
 
-    zipfile does not look at most of this; torch refuses an archive in parts, or whose entries are not all in this one.
+    zipfile does not check most of this; torch refuses an archive in several parts.
     """
     long = None
     if _read(stretch, at, 4) == _END64:
@@ -148,38 +148,38 @@ def _check_end(stretch: Stretch, at: int, table: tuple[int, ...]) -> None:
             raise zipfile.BadZipFile("its end is damaged")
         at += 76
     signature, *short = struct.unpack("<4s4H2I", _read(stretch, at, 20))
-    most = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2  # where the longer record has the number
+    most = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2  # the number is in the longer record
     agree = all(n == true or (long and n == full) for n, true, full in zip(short, table, most, strict=True))
     if signature != _END or not agree or long not in (None, table):
-        raise zipfile.BadZipFile("its end tells of another table, or of parts on other disks")
+        raise zipfile.BadZipFile("its end record describes another table, or parts on other disks")
 
 
 def _member(stretch: Stretch, info: zipfile.ZipInfo, place: int, what: str) -> Member:
     stretch.seek(info.header_offset)
     header = stretch.read(30)
     if not header or len(header) < 30 or header[:4] != _LOCAL:
-        raise zipfile.BadZipFile(f"{info.filename} is not where the table says")
+        raise zipfile.BadZipFile(f"{info.filename} is not at its position in the table")
     method, size, *lengths = struct.unpack("<H8xI4x2H", header[8:])
     name = stretch.read(lengths[0]) or b""
     if name.decode("utf-8" if info.flag_bits & 0x800 else "cp437") != info.orig_filename:
-        raise CheckpointError(f"{what}: its member {info.filename} is called otherwise where it lies: it was tampered with")
+        raise CheckpointError(f"{what}: its member {info.filename} has another name in its own header: it was tampered with")
     if method != info.compress_type:
-        raise CheckpointError(f"{what}: its member {info.filename} is packed in two ways: it was tampered with")
+        raise CheckpointError(f"{what}: its member {info.filename} has two compression methods: it was tampered with")
     for wrong, said in (
         (info.flag_bits & _UNREADABLE, "is encrypted, or a patch of another file"),
-        (info.external_attr & _FOLDER and info.file_size, "is said to be a folder"),
-        (info.volume, "is said to lie on another disk"),
+        (info.external_attr & _FOLDER and info.file_size, "is marked as a folder"),
+        (info.volume, "is on another disk"),
     ):
         if wrong:
             raise CheckpointError(
-                f"{what}: its member {info.filename} {said}: torch.save writes none like it. Fetch it again"
+                f"{what}: its member {info.filename} {said}, which torch.save never writes: download it again"
             )
     data = info.header_offset + 30 + sum(lengths)
     if data + info.compress_size > stretch.size:
-        raise zipfile.BadZipFile(f"{info.filename} would end after the file")
+        raise zipfile.BadZipFile(f"{info.filename} would end beyond the file")
     plain = info.compress_type == zipfile.ZIP_STORED
     if plain and info.compress_size != info.file_size:
-        raise zipfile.BadZipFile(f"{info.filename} claims two sizes")
+        raise zipfile.BadZipFile(f"{info.filename} has two sizes")
     checksums = [place]
     if info.flag_bits & _HAS_DESCRIPTOR:
         stretch.seek(data + info.compress_size)

@@ -1,4 +1,4 @@
-"""What is unhealthy in a model, for people: `diagnose`."""
+"""A readable diagnosis of what is unhealthy in a model: `diagnose`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ..weights import Where
 from ..weights.sharded import check_unsharded
 from .rules import FLAT, RULES
 
-_DRAWS = 5  # new networks: they differ, and the worst of several is what is still normal
-_SHOWN = 30  # layers, up to which all are shown
+_DRAWS = 5  # new networks: the worst of several is still normal
+_SHOWN = 30  # layers; if there are more, only those with findings are shown
 
 
 _MEASURED = tuple(dict.fromkeys(rule.measure for rule in RULES))
@@ -32,7 +32,7 @@ _MEASURED = tuple(dict.fromkeys(rule.measure for rule in RULES))
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with one layer."""
+    """One problem of one layer."""
 
     layer: str
     problem: str
@@ -53,12 +53,12 @@ class LayerHealth:
     values: Mapping[str, float]
     new: Mapping[str, float]
     fired: Mapping[str, float]
-    fire: LayerReport | None  # None: there is no weight here, or FIRE would leave it alone
+    fire: LayerReport | None  # None: there is no weight here, or FIRE would skip it
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What `diagnose` found: `findings` in the order of the layers, and `layers` with all figures. `print` shows both."""
+    """What `diagnose` found: `findings` in the order of the layers, and `layers` with all values. `print` shows both."""
 
     findings: tuple[Finding, ...]
     layers: tuple[LayerHealth, ...]
@@ -67,7 +67,7 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return not self.findings
 
     def __repr__(self) -> str:
@@ -85,18 +85,18 @@ def diagnose(
     where: Where = "everything",
     example: Example | None = None,
 ) -> Diagnosis:
-    """What is unhealthy in a model, layer by layer, why, and what FIRE would change. `print` shows it as a table.
+    """What is unhealthy in a model, layer by layer, why, and what FIRE would change; `print` shows a table.
 
-    The yardstick is the same network newly initialised, five times, on the same batch: what is normal differs between
-    architectures. Nothing of the model changes. For other measures or settings see `measure`.
+    The model is compared with five newly initialised networks of the same architecture on the same batch, because what is
+    normal differs between architectures. The model is not changed. For other measures or settings see `measure`.
 
-    batch: inputs, or (inputs, targets); a few hundred samples of what is to be learnt next.
-    loss: if given, with targets, weights that no gradient reaches are found, too.
-    mode: "train" or "eval", for batch norms and dropout; None: as the model is.
-    build: makes a newly initialised model; without it every layer is asked for its reset_parameters().
+    batch: inputs, or (inputs, targets); a few hundred samples of the data to be learnt next.
+    loss: if passed, together with targets, weights without a gradient are found as well.
+    mode: "train" or "eval", for batch norms and dropout; None: the model's current mode.
+    build: a function that makes a newly initialised model; without it, every layer's reset_parameters() is called.
     where, example: see `select` and `find_units`.
     """
-    check_unsharded(model, for_good=True)  # FIRE is tried on a copy, and FSDP's models cannot be copied
+    check_unsharded(model, for_good=True)  # FIRE runs on a copy, and FSDP models cannot be copied
     with torch.inference_mode(False):
         return _diagnose(Probe(model, batch, loss=loss, mode=mode, where=where, example=example), build)
 
@@ -119,7 +119,7 @@ def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None) -> Diagnosis:
 
 @torch.no_grad()
 def _by_layer(probe: Probe, notes: list[str]) -> dict[str, dict[str, float]]:
-    """Measures by layer, in the model's order; what cannot be had leaves a note."""
+    """Measures by layer, in the model's order; those that cannot be computed leave a note."""
     rows: dict[str, dict[str, float]] = {_layer(weight.name): {} for weight in probe.weights}
     problems: dict[str, list[str]] = {}
     for name in _MEASURED:
@@ -132,19 +132,19 @@ def _by_layer(probe: Probe, notes: list[str]) -> dict[str, dict[str, float]]:
         for layer, arguments in parts.items():
             try:
                 rows.setdefault(_layer(layer), {})[name] = entry.value(*arguments)
-            except NotMeasurable as problem:  # one layer, as a weight of zeros, is no reason to leave out the others
+            except NotMeasurable as problem:  # the other layers are still measured
                 problems.setdefault(f"{_layer(layer)}: {problem}", []).append(name)
-    notes += [f"{', '.join(names)} could not be had: {problem}" for problem, names in problems.items()]
+    notes += [f"{', '.join(names)} could not be computed: {problem}" for problem, names in problems.items()]
     return rows
 
 
 def _not_looked_at(probe: Probe) -> list[str]:
-    """Hidden layers whose units could not be told: what is dead there is not seen."""
+    """Notes on hidden layers whose units could not be found, so that dead units there go unnoticed."""
     try:
         left_out = probe.units.left_out
     except NotMeasurable:
-        return []  # and that has left a note of its own
-    parts = ALONE in left_out.values()  # then a run tells which of them is the last
+        return []  # which has left its own note
+    parts = ALONE in left_out.values()  # then a run shows which of them makes the outputs
     outputs = output_layers(probe.model, probe.example if probe.example is not None else probe.inputs) if parts else []
     layers: dict[str, list[str]] = {}
     for name, reason in left_out.items():
@@ -154,11 +154,11 @@ def _not_looked_at(probe: Probe) -> list[str]:
         return []
     told = [f"{some(names)}: {reason}" for reason, names in [*layers.items()][:3]]
     more = sum(len(names) for names in [*layers.values()][3:])
-    return [f"dead units were not looked for in {'; '.join(told)}" + (f"; and in {more} more" if more else "")]
+    return [f"dead units were not searched for in {'; '.join(told)}" + (f"; and in {more} more" if more else "")]
 
 
 def _layer(name: str) -> str:
-    """Of a weight's name that of its layer, and of its part if it has several: "attn.qkv.weight:key" is "attn.qkv:key"."""
+    """The name of a weight's layer, with the part if it has several: "attn.qkv.weight:key" becomes "attn.qkv:key"."""
     whole, colon, part = name.replace("._orig_mod", "").partition(":")
     layer = "" if whole == "weight" else whole.removesuffix(".weight")
     return f"{layer or 'model'}{colon}{part}"
@@ -169,7 +169,7 @@ def _sides(probe: Probe) -> dict[str, int]:
 
 
 def _yardstick(probe: Probe, build: Callable[[], nn.Module] | None, notes: list[str]) -> dict[str, dict[str, float]]:
-    """The same measures of the same network newly initialised: the worst of several draws."""
+    """The same measures of newly initialised networks: the worst of several draws."""
     draws: list[dict[str, dict[str, float]]] = []
     for draw in range(_DRAWS):
         try:
@@ -180,8 +180,8 @@ def _yardstick(probe: Probe, build: Callable[[], nn.Module] | None, notes: list[
                 raise
             told = str(problem).partition(" Pass a function")[0]
             notes.append(
-                f"there is no new network to compare with, so only shares of units are judged. {told} Give "
-                "diagnose(..., build=...), the function that makes the model"
+                f"there is no new network to compare with, so only shares of units are judged. {told} Pass "
+                "diagnose(..., build=...) a function that makes the model"
             )
             return {}
         draws.append(_by_layer(_twin(probe, fresh), []))
@@ -208,14 +208,14 @@ def _judge(
             if value is None or normal is None or rule.kind in named or not rule.unhealthy(value, normal):
                 continue
             if rule.measure == "condition_number":
-                # Columns for inputs that never vary decay to nothing and do no harm: the spectrum is to have suffered.
+                # Columns of constant inputs decay to zero harmlessly, so require a lower rank as well.
                 rank, rank_then = (one.get("weight_effective_rank", math.nan) for one in (row, new[layer]))
                 if value < FLAT * sides[layer] or not rank <= 0.75 * rank_then:
                     continue
             named.add(rule.kind)
             if rule.kind == "rank":
                 collapsed.append(layer)
-                if len(collapsed) > 1:  # what reads a collapsed layer is collapsed, too: the first is the one to name
+                if len(collapsed) > 1:  # layers after a collapsed one collapse, too: report the first
                     continue
             after = fired.get(layer, {}).get(rule.measure)
             figures = [rule.phrase.format(rule.number.format(value))]
@@ -229,10 +229,10 @@ def _judge(
 
 
 def _with_others(finding: Finding, collapsed: list[str]) -> Finding:
-    """The finding of collapsed features, with the layers behind that it may be the cause of."""
+    """The finding of collapsed features, with the later layers that it may explain."""
     if finding.problem != "collapsed features" or len(collapsed) < 2:
         return finding
-    return replace(finding, text=f"{finding.text}; it is so in {', '.join(collapsed[1:])} as well")
+    return replace(finding, text=f"{finding.text}; the same is true of {', '.join(collapsed[1:])}")
 
 
 def _without_gradient(probe: Probe, notes: list[str]) -> list[Finding]:
@@ -240,7 +240,7 @@ def _without_gradient(probe: Probe, notes: list[str]) -> list[Finding]:
     try:
         norms = measure(probe, "gradient_norm")
     except NotMeasurable as problem:
-        notes.append(f"weights without a gradient were not looked for: {problem}")
+        notes.append(f"weights without a gradient were not searched for: {problem}")
         return []
     names = dict.fromkeys(weight.name.partition(":")[0] for weight in probe.weights)
     return [
@@ -251,24 +251,24 @@ def _without_gradient(probe: Probe, notes: list[str]) -> list[Finding]:
 
 
 def _what_fire_would_do(probe: Probe, notes: list[str]) -> tuple[dict[str, LayerReport], dict[str, dict[str, float]]]:
-    """By layer: the report of FIRE on a copy, and the measures of that copy."""
+    """FIRE's report on a copy, and the measures of that copy, by layer."""
     copied = copy.deepcopy(probe.model)
     try:
         report = fire_(copied, where=probe.where)
     except ValueError as problem:
         notes.append(f"FIRE would change nothing: {problem}")
         return {}, {}
-    notes += [f"FIRE would leave {weight.name} alone: {weight.reason}" for weight in report.left_alone]
+    notes += [f"FIRE would skip {weight.name}: {weight.reason}" for weight in report.left_alone]
     return {_layer(layer.name): layer for layer in report.layers}, _by_layer(_twin(probe, copied), [])
 
 
 def _twin(probe: Probe, model: nn.Module) -> Probe:
-    """Another model on the same batch."""
+    """A probe of another model on the same batch."""
     return Probe(model, (probe.inputs, probe.targets), mode=probe.mode, where=probe.where, example=probe.example)
 
 
 def _fired(report: LayerReport) -> list[str]:
-    """What FIRE would change; of weights that leave the range of float64 when they are squared it is not known."""
+    """What FIRE would change; "too large" if squares of the weights overflow in float64."""
     figures = (report.dfi_before, "{:.2g}"), (report.dfi_after, "{:.1g}"), (report.sfe_normalised, "{:.2g}")
     before, after, moved = (shape.format(value) if math.isfinite(value) else "too large" for value, shape in figures)
     return [f"{before} -> {after}", moved]
@@ -286,7 +286,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
 
 
 def _table(diagnosis: Diagnosis) -> list[str]:
-    """A row for each layer; in brackets what a new network has, and an asterisk where something was found."""
+    """A row per layer: new networks' values in brackets, and an asterisk where there is a finding."""
     named = {finding.layer for finding in diagnosis.findings}
     header = ["", "layer", *(title for title, _, _ in _COLUMNS), "DfI/col, fired", "SFE/|W|²"]
     shown = [layer for layer in diagnosis.layers if layer.name in named or len(diagnosis.layers) <= _SHOWN]
@@ -301,7 +301,7 @@ def _table(diagnosis: Diagnosis) -> list[str]:
         rows.append(cells)
     kept = [column for column in range(len(header)) if column < 2 or any(row[column] for row in rows[1:])]
     dead, saturated = header.index("dead"), header.index("saturated")
-    if all(row[dead] == row[saturated] for row in rows[1:]):  # as with ReLU
+    if all(row[dead] == row[saturated] for row in rows[1:]):  # for example with ReLU
         kept = [column for column in kept if column != saturated]
     widths = {column: max(len(row[column]) for row in rows) for column in kept}
     lines = []
@@ -309,10 +309,10 @@ def _table(diagnosis: Diagnosis) -> list[str]:
         cells = [row[column].ljust(widths[column]) if column < 2 else row[column].rjust(widths[column]) for column in kept]
         lines.append("  ".join(cells).rstrip())
     if len(shown) < len(diagnosis.layers):
-        lines.append(f"and {len(diagnosis.layers) - len(shown)} more, in which nothing was found: diagnosis.layers has them")
+        lines.append(f"and {len(diagnosis.layers) - len(shown)} more without findings: see diagnosis.layers")
     return [
         *lines,
         "",
-        *(["In brackets: the worst of five new networks of this kind."] if any(layer.new for layer in shown) else []),
+        *(["In brackets: the worst of five newly initialised networks."] if any(layer.new for layer in shown) else []),
         "DfI/col: deviation from isometry, now and after ten published steps of FIRE; SFE/|W|²: how far they move it.",
     ]

@@ -1,18 +1,18 @@
-"""What counts as unhealthy, in one table: `RULES`."""
+"""The table of what counts as unhealthy: `RULES`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-_SHARE = 0.25  # of a layer's units that may be lost, more than in a new network
+_SHARE = 0.25  # of a layer's units: the excess over new networks that is unhealthy
 FLAT = 1e4  # times its smaller side: a condition number that one in 5000 square Gaussian matrices exceeds
 _LARGE = 10.0  # a spectral norm that no usual initialisation reaches
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a measure of a layer is bad news, compared with that of the same layer in a new network, and why."""
+    """When the measure of a layer is unhealthy, compared with the same layer in new networks, and why."""
 
     measure: str
     problem: str
@@ -20,9 +20,9 @@ class Rule:
     unhealthy: Callable[[float, float], bool]
     worst: Callable[[Iterable[float]], float]  # of several new networks
     number: str  # how to write the value
-    phrase: str  # how to speak of it
+    phrase: str  # how to say it
     why: str
-    kind: str  # of a kind only the first problem of a layer is named: the others are the same one seen differently
+    kind: str  # a layer's first problem of a kind is reported: others have the same cause
 
 
 RULES = (
@@ -34,7 +34,7 @@ RULES = (
         max,
         "{:.0%}",
         "{} of its units",
-        "they give zero for every sample, so no gradient reaches their weights",
+        "they are zero for every sample, so no gradient reaches their weights",
         "units",
     ),
     Rule(
@@ -56,7 +56,7 @@ RULES = (
         max,
         "{:.0%}",
         "{} of its units",
-        "they are faint beside the others of their layer and carry next to nothing on",
+        "they are weak compared with the others of their layer and pass on almost nothing",
         "units",
     ),
     Rule(
@@ -67,7 +67,7 @@ RULES = (
         min,
         "{:.1f}",
         "effective rank {}",
-        "samples look alike to the layers that read it, so what tells new ones apart is lost",
+        "samples look alike to the next layers, so new samples cannot be told apart",
         "rank",
     ),
     Rule(
@@ -78,7 +78,7 @@ RULES = (
         max,
         "{:.2g}",
         "condition number {}",
-        "some directions pass and others do not, forwards and in gradients",
+        "some directions pass and others do not, in activations and in gradients",
         "spectrum",
     ),
     Rule(
@@ -89,18 +89,18 @@ RULES = (
         min,
         "{:.1f}",
         "effective rank {}",
-        "a few directions have grown over all others",
+        "a few directions have outgrown all others",
         "spectrum",
     ),
     Rule(
         "spectral_norm",
         "zero weight",
-        "zero, and not in new networks",
+        "zero, but not in new networks",
         lambda value, new: value == 0 < new,
         max,
         "{:.3g}",
         "spectral norm {}",
-        "nothing passes it, and no gradient reaches what is before it",
+        "nothing passes through it, so no gradient reaches earlier layers",
         "size",
     ),
     Rule(

@@ -1,6 +1,6 @@
-"""How plastic is a network? Measures on tensors, and by name on a `Probe`: one model, one batch.
+"""How plastic is a network? Measures as functions of tensors, and by name of a `Probe`: one model and one batch.
 
-`curvature` has operators, spectra and landscapes.
+`curvature` has operators, spectra and loss landscapes.
 """
 
 from ..linalg import deviation_from_isometry as deviation_from_isometry

@@ -1,25 +1,26 @@
-"""How evenly a network's size is spread: between its layers, and between its units.
+"""How evenly a network's weight norm is spread over its layers and over its units.
 
-Layers drift apart if one grows faster than another (definition 2 of Soft Weight Rescaling, appendix C):
+Layers drift apart if one grows faster than the others (definition 2 of Soft Weight Rescaling, appendix C):
 
     b = |r_t - r_0|,    r = ‖W'‖/‖W‖    with ‖W_0‖ ≤ ‖W'_0‖
 
-Units of a positively homogeneous network can be scaled, incoming weights by e^a and outgoing ones by e^-a, and the function
-stays. Of all these networks one has the smallest l_{p,q}-norm (equation 16; Neyshabur, Salakhutdinov & Srebro 2015):
+In a positively homogeneous network, the incoming weights of a unit can be scaled by e^a and its outgoing weights by e^-a
+without changing the function. One of all these networks has the smallest l_{p,q}-norm (equation 16; Neyshabur,
+Salakhutdinov & Srebro 2015):
 
-    ‖W‖_{p,q} = (Σ_i (Σ_j |W_ij|^p)^(q/p))^(1/q)    over all units i, a row of incoming weights each
+    ‖W‖_{p,q} = (Σ_i (Σ_j |W_ij|^p)^(q/p))^(1/q)    over all units i, each with its row of incoming weights
     balancedness = ‖W‖_{p,q} / min over scales,    1 for a balanced network
 
 Saul: Weight-balancing fixes and flows for deep learning, TMLR 2023; his algorithm 1 finds the minimum by multiplicative
-updates of all units at once. In the logarithms a of the scales it is a convex problem: the sum is one of exponentials of
-log-sum-exps of linear functions.
+updates of all units at once. In the logarithms a of the scales the problem is convex: a sum of exponentials of log-sum-exps
+of linear functions.
 
 Departures, each for a reason:
-    - After some of his updates, which come near the minimum from anywhere, Newton's steps in float64 on the logarithm of the
-      norm find it, and it is checked: it is one where the gradient is 0.
-    - Biases scale along with their units and are not in the norm, which equation 16 has of weights.
-    - A unit that no input reaches, or that reaches no output, through weights that are not 0, has no best scale: its weights
-      become as small as one likes. They count as 0 in the minimum.
+    - Some of his updates come near the minimum from any start; Newton's steps in float64 on the logarithm of the norm then
+      find it. The result is checked: the gradient there must be 0.
+    - Biases are scaled with their units but are not in the norm, because equation 16 is of weights.
+    - A unit without a path of nonzero weights from an input and to an output has no best scale: its weights can become
+      arbitrarily small. They count as 0 in the minimum.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from ..units.unfolded import unfold
 from .batch import arguments
 from .probe import NotMeasurable, Probe
 
-_STATIONARY = 1e-10  # Σ|d log‖W‖/da|: log‖W‖ is above its minimum by no more than this times the farthest a's distance
+_STATIONARY = 1e-10  # Σ|d log‖W‖/da|: log‖W‖ exceeds its minimum by at most this times the largest distance in a
 _UPDATES = 30  # of Saul's
 _STEPS = 100  # of Newton's, and
-_SOLVES = 200  # of conjugate gradients for each; deep chains take more of them than wide layers
+_SOLVES = 200  # of conjugate gradients for each step; deep chains take more than wide layers
 
 
 class LayerBalance(NamedTuple):
@@ -54,7 +55,7 @@ class LayerBalance(NamedTuple):
 
 
 def layer_balance(norm: float, other: float, first: float, other_first: float) -> float:
-    """b = |‖W'_t‖/‖W_t‖ - ‖W'_0‖/‖W_0‖| of two layers' Frobenius norms, now and at first; W is the smaller one at first.
+    """b = |‖W'_t‖/‖W_t‖ - ‖W'_0‖/‖W_0‖| of two layers' Frobenius norms, now and initially; W is initially the smaller.
 
     >>> layer_balance(1.0, 6.0, first=1.0, other_first=2.0)
     4.0
@@ -64,16 +65,16 @@ def layer_balance(norm: float, other: float, first: float, other_first: float) -
     if first > other_first:
         norm, other, first, other_first = other, norm, other_first, first
     if not (norm > 0 and first > 0):
-        raise ValueError(f"norms of {norm} now and {first} at first: a layer of zeros has no ratio to others")
+        raise ValueError(f"norms of {norm} now and {first} initially: a layer of zeros has no ratio to other layers")
     return abs(other / norm - other_first / first)
 
 
 @torch.no_grad()
 def balance_between_layers(probe: Probe) -> LayerBalance:
-    """Definition 2 over all pairs of the probe's weights, against its reference: how far norms have drifted apart."""
+    """Definition 2 over all pairs of the probe's weights, compared with its reference: how far norms have drifted apart."""
     names = [weight.name for weight in probe.weights]
     if len(names) < 2:
-        raise NotMeasurable(f"needs two weights to compare, and there is only {names[0]}")
+        raise NotMeasurable(f"needs two weights to compare, but there is only {names[0]}")
     before = named_tensors(probe.reference)
     norms = [float(weight.stack().view.double().norm()) for weight in probe.weights]
     firsts = [
@@ -81,7 +82,7 @@ def balance_between_layers(probe: Probe) -> LayerBalance:
     ]
     zero = next((name for name, now, then in zip(names, norms, firsts, strict=True) if not (now > 0 and then > 0)), None)
     if zero:
-        raise NotMeasurable(f"{zero} is all zeros, now or in the reference, and has no ratio to others")
+        raise NotMeasurable(f"{zero} is all zeros, now or in the reference, so it has no ratio to other layers")
     pairs = itertools.combinations(zip(norms, firsts, strict=True), 2)
     values = [layer_balance(one[0], other[0], one[1], other[1]) for one, other in pairs]
     return LayerBalance(math.fsum(values) / len(values), max(values))
@@ -90,7 +91,7 @@ def balance_between_layers(probe: Probe) -> LayerBalance:
 def pq_norm(weights: Sequence[Tensor], p: float = 2, q: float = 2) -> Tensor:
     """Equation 16: (Σ_i (Σ_j |W_ij|^p)^(q/p))^(1/q) over the rows of all weights, in float64.
 
-    weights: (out, ...) each, as PyTorch stores linear and convolutional ones: a row is a unit with all it reads.
+    weights: (out, ...) each, as PyTorch stores linear and convolutional weights: a row has all incoming weights of a unit.
 
     >>> pq_norm([torch.tensor([[3.0, 4.0], [0.0, 12.0]])], p=2, q=1)
     tensor(17., dtype=torch.float64)
@@ -101,17 +102,17 @@ def pq_norm(weights: Sequence[Tensor], p: float = 2, q: float = 2) -> Tensor:
 
 
 def pq_balancedness(probe: Probe, p: float = 2, q: float = 2) -> float:
-    """‖W‖_{p,q} over the smallest that scaling hidden units can reach: 1 for a balanced network, never less.
+    """‖W‖_{p,q} divided by the smallest that scaling hidden units can reach: 1 for a balanced network, never less.
 
-    That scaling leaves the function alone is checked on the probe's batch, with random scales. Units with norms on them,
-    or with an activation that is not positively homogeneous, are an error.
+    The probe's batch is used to check, with random scales, that scaling leaves the function unchanged. Units that are
+    normalised, or whose activation function is not positively homogeneous, are an error.
     """
     rows = _Rows(probe, p, q)
     return max(1.0, math.exp((rows.total - rows.value(_minimum(rows))).item() / q))
 
 
 def balancing_scales(probe: Probe, p: float = 2, q: float = 2) -> dict[str, Tensor]:
-    """The scales of the units, by group, at which the l_{p,q}-norm is smallest; 1 for units that have no best one."""
+    """The scales of the units, by group, that minimise the l_{p,q}-norm; 1 for units without a best scale."""
     rows = _Rows(probe, p, q)
     found = _minimum(rows).exp()
     return dict(zip(probe.groups, found.split([group.size for group in probe.groups.values()]), strict=True))
@@ -119,20 +120,20 @@ def balancing_scales(probe: Probe, p: float = 2, q: float = 2) -> dict[str, Tens
 
 @torch.no_grad()
 def rescaled(probe: Probe, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's state with each group's units scaled: what makes them times the scale, what reads them divided by it.
+    """The model's state with units scaled: incoming weights are multiplied by the scale, outgoing weights divided by it.
 
-    The model itself is left alone: `model.load_state_dict(...)` takes what this returns.
+    The model itself is unchanged; pass the result to `model.load_state_dict(...)`.
     """
     unknown = [name for name in scales if name not in probe.groups]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is no group of units of this model; there are {', '.join(probe.groups)}")
-    clones: dict[int, Tensor] = {}  # tensors of several names stay one
+        raise ValueError(f"{unknown[0]!r} is not a group of units of this model; its groups are {', '.join(probe.groups)}")
+    clones: dict[int, Tensor] = {}  # a tensor with several names stays one tensor
     tensors = named_tensors(probe.model).items()
     state = {name: clones.setdefault(id(tensor), tensor.detach().clone()) for name, tensor in tensors}
     for name, scale in scales.items():
         group = probe.groups[name]
         if scale.shape != (group.size,):
-            raise ValueError(f"scales of shape {tuple(scale.shape)} for the {group.size} units of {name}: give one each")
+            raise ValueError(f"scales of shape {tuple(scale.shape)} for the {group.size} units of {name}: pass one per unit")
         for slot, sign in [*((slot, 1) for slot in group.makers), *((slot, -1) for slot in group.readers)]:
             view = slot.view(state[_name(slot)])
             factor = (
@@ -143,7 +144,7 @@ def rescaled(probe: Probe, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Block(NamedTuple):
-    """One weight: Σ|W|^p of each row over the entries that one unit feeds, as (rows, units that it reads)."""
+    """One weight as (rows, units that it reads): Σ|W|^p of each row over the entries that read one unit."""
 
     powers: Tensor
     owners: Tensor  # (rows,): the unit that a row makes
@@ -151,7 +152,7 @@ class _Block(NamedTuple):
 
 
 class _Rows:
-    """The l_{p,q}-norm as a function of the scales' logarithms a, one for each unit and, in the end, a 0 for all else.
+    """The l_{p,q}-norm as a function of the scales' logarithms a, one for each unit, then a 0 for everything else.
 
     ‖W‖^q = Σ_i e^(q a_i) (Σ_k A_ik e^(-p a_k))^(q/p) over rows i and the units k that they read.
     """
@@ -162,7 +163,7 @@ class _Rows:
         self.p, self.q = p, q
         for name, group in probe.groups.items():
             if group.norms:
-                raise NotMeasurable(f"the units of {name} have a norm on them ({group.norms[0].layer}), which undoes scales")
+                raise NotMeasurable(f"the units of {name} are normalised by {group.norms[0].layer}, which undoes scales")
         self.units = sum(group.size for group in probe.groups.values())
         _check_that_scales_do_nothing(probe)
         whole = self._blocks(probe)
@@ -170,7 +171,7 @@ class _Rows:
         self.kept = self._on_a_path(whole)
         self.blocks = [block for block in map(self._live, whole) if len(block.powers)]
         if not self.blocks:
-            raise NotMeasurable("no input reaches an output through weights that are not 0: the smallest norm is 0")
+            raise NotMeasurable("no input reaches an output through weights that are not 0: so the smallest norm is 0")
 
     def _blocks(self, probe: Probe) -> list[_Block]:
         parameters, unfolded = unfold(probe.model, probe.where, frozen=True)
@@ -179,7 +180,7 @@ class _Rows:
         for slot in slots:
             if slot.attribute == "weight" and id(slot.tensor(probe.model)) not in counted:
                 raise NotMeasurable(
-                    f"{_name(slot)} scales with units and is not among the weights that count: give where='everything'"
+                    f"{_name(slot)} scales with units but is not among the selected weights: pass where='everything'"
                 )
         made, read = self._marks(probe)
         blocks: list[_Block] = []
@@ -196,7 +197,7 @@ class _Rows:
         return blocks
 
     def _marks(self, probe: Probe) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """For each tensor that makes or reads units, by id, whose each of its entries is."""
+        """The unit of each entry of the tensors that make and that read units, by the tensor's id."""
         made: dict[int, Tensor] = {}
         read: dict[int, Tensor] = {}
         first = 0
@@ -212,7 +213,7 @@ class _Rows:
         return made, read
 
     def _on_a_path(self, blocks: Sequence[_Block]) -> Tensor:
-        """Which units an input reaches, and which reach an output, through weights that are not 0."""
+        """Which units are on a path of nonzero weights from an input to an output."""
         reached = torch.zeros(self.units + 1, dtype=torch.bool, device=blocks[0].powers.device)
         reached[-1] = True
         reaching = reached.clone()
@@ -226,14 +227,14 @@ class _Rows:
         return reached & reaching
 
     def _live(self, block: _Block) -> _Block:
-        """Without the units that are on no path."""
+        """The block without units that are on no path."""
         columns = self.kept[block.columns]
         powers = block.powers[:, columns]
         rows = self.kept[block.owners] & (powers.sum(1) > 0)
         return _Block(powers[rows], block.owners[rows], block.columns[columns])
 
     def log_sum(self, makes: Tensor, reads: Tensor) -> Tensor:
-        """log ‖W‖^q, of logarithms of scales for units that are made and for those that are read: the same ones."""
+        """log ‖W‖^q, with the logarithms of the scales passed once as those of rows and once as those of columns."""
         terms = [
             self.q * makes[owners] + (powers @ (-self.p * reads[columns]).exp()).log() * (self.q / self.p)
             for powers, owners, columns in self.blocks
@@ -241,7 +242,7 @@ class _Rows:
         return torch.logsumexp(torch.cat(terms), 0)
 
     def slopes(self, logs: Tensor, graph: bool = False) -> tuple[Tensor, Tensor]:
-        """The two parts of d log‖W‖^q/da, of what makes a unit and of what reads it; equal where it is balanced."""
+        """The two parts of d log‖W‖^q/da, from incoming and outgoing weights; equal for a balanced unit."""
         makes, reads = (torch.cat([logs, logs.new_zeros(1)]) for _ in range(2))
         if not graph:
             makes, reads = makes.detach().requires_grad_(), reads.detach().requires_grad_()
@@ -255,7 +256,7 @@ class _Rows:
 
 
 def _minimum(rows: _Rows) -> Tensor:
-    """The scales' logarithms at which the norm is smallest: Saul's updates to come near, then Newton's steps."""
+    """The scales' logarithms that minimise the norm, by Saul's updates and then Newton's steps."""
     kept = rows.kept[:-1]
     logs = torch.zeros(rows.units, dtype=torch.float64, device=kept.device)
     away = math.inf
@@ -270,14 +271,14 @@ def _minimum(rows: _Rows) -> Tensor:
             away = float(slope.detach().abs().sum()) / rows.q
             if away <= _STATIONARY:
                 return logs
-            sizes = torch.where(kept, rows.q * more + rows.p * less, 1).detach()  # about the curvature of each alone
+            sizes = torch.where(kept, rows.q * more + rows.p * less, 1).detach()  # roughly the diagonal of the Hessian
             step = _solve(slope, at, sizes)
             logs = _along(rows, logs, slope.detach(), step)
     raise NotMeasurable(f"the smallest norm was not found: Σ|d log‖W‖/da| is {away:.2g} after {_STEPS} steps")
 
 
 def _solve(slope: Tensor, at: Tensor, sizes: Tensor) -> Tensor:
-    """Newton's step -H⁻¹g by conjugate gradients, to a tenth of the slope or better as it becomes small."""
+    """Newton's step -H⁻¹g by conjugate gradients, with a residual of at most a tenth of the slope, less for small slopes."""
     step, left = torch.zeros_like(slope), -slope.detach()
     enough = min(0.1, math.sqrt(float(left.norm()))) * left.norm()
     scaled = left / sizes
@@ -296,7 +297,7 @@ def _solve(slope: Tensor, at: Tensor, sizes: Tensor) -> Tensor:
 
 
 def _along(rows: _Rows, logs: Tensor, slope: Tensor, step: Tensor) -> Tensor:
-    """As much of the step as makes the norm smaller; all of it where rounding hides the difference."""
+    """The largest part of the step, by halving, that decreases the norm up to rounding."""
     before, fall = rows.value(logs), slope @ step
     share = 1.0
     while share > 1e-6 and not rows.value(logs + share * step) <= before + 1e-4 * share * fall + 1e-14:
@@ -306,7 +307,7 @@ def _along(rows: _Rows, logs: Tensor, slope: Tensor, step: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _check_that_scales_do_nothing(probe: Probe) -> None:
-    """Raise unless the model computes the same with random scales, on the batch."""
+    """Raise unless the model's outputs on the batch are the same with random scales."""
     generator = torch.Generator().manual_seed(probe.seed)
     for _ in range(2):
         scales = {
@@ -320,13 +321,13 @@ def _check_that_scales_do_nothing(probe: Probe) -> None:
             after = _flat(functional_call(probe.model, state, *arguments(probe.inputs)))
         if not (before.isfinite().all() and after.isfinite().all()):
             raise NotMeasurable(
-                f"outputs are not finite in {before.dtype} once units are scaled by up to 2: weights are too large"
+                f"outputs are not finite in {before.dtype} when units are scaled by up to 2: weights are too large"
             )
         allowed = math.sqrt(torch.finfo(before.dtype).eps) * float(before.abs().max())
         if not float((after - before).abs().max()) <= allowed:
             raise NotMeasurable(
-                "scaling units changes what the model computes: an activation is not positively homogeneous, as ReLU is, "
-                "or a unit is made or read in more ways than one"
+                "scaling units changes the outputs: an activation function is not positively homogeneous, as ReLU is, "
+                "or a unit is made or read in more than one way"
             )
 
 
@@ -338,7 +339,7 @@ def _flat(outputs: Any) -> Tensor:
 
 
 def _spread(slot: Slot, channels: Tensor, view: Tensor) -> Tensor:
-    """What there is for each channel of a slot, ready to broadcast over its view."""
+    """Values per channel of a slot, ready to broadcast over its view."""
     return channels.reshape(*view.shape[: slot.lead], *[1] * (view.ndim - slot.lead))
 
 
@@ -348,4 +349,4 @@ def _name(slot: Slot) -> str:
 
 def _check(p: float, q: float) -> None:
     if not (1 <= p < math.inf and 1 <= q < math.inf):
-        raise ValueError(f"p={p}, q={q}: give finite numbers of 1 or more, as in p=2, q=2")
+        raise ValueError(f"p={p}, q={q}: pass finite numbers of 1 or more, as in p=2, q=2")

@@ -1,4 +1,4 @@
-"""A batch: its inputs and targets, how many samples it has, and how a model is called with it."""
+"""A batch: its inputs and targets, its number of samples, and how a model is called with it."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from .not_measurable import NotMeasurable
 
 
 def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
-    """The two parts of a batch; None for targets that were not given."""
+    """The two parts of a batch; targets are None if the batch has none."""
     if isinstance(batch, tuple | list):
         if len(batch) != 2:
-            raise TypeError(f"a batch of {len(batch)} parts: give the inputs, or a pair (inputs, targets)")
+            raise TypeError(f"a batch of {len(batch)} parts: pass the inputs, or a pair (inputs, targets)")
         inputs, targets = batch
     else:
         inputs, targets = batch, None
-    inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs  # a tokenizer's output is no dict, but like one
-    with torch.inference_mode(False):  # what was made in it cannot be differentiated
+    inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs  # a tokenizer returns a Mapping that is not a dict
+    with torch.inference_mode(False):  # tensors made in inference mode cannot be differentiated
         return tree_map(lambda leaf: leaf.clone() if _frozen(leaf) else leaf, (inputs, targets))
 
 
 def count_samples(inputs: Any) -> int:
-    """How many samples there are; raises for inputs that are none, or not finite."""
+    """The number of samples; raises for inputs that are not samples or not finite."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     if not tensors:
         raise TypeError(
-            f"the inputs are a {type(inputs).__name__}: give a tensor of samples, a tuple of several, or a dict by name. Of "
-            "a DataLoader that is next(iter(loader)), of numpy torch.from_numpy(array)"
+            f"the inputs are a {type(inputs).__name__}: pass a tensor of samples, a tuple of tensors, or a dict of tensors. "
+            "From a DataLoader, pass next(iter(loader)); from numpy, torch.from_numpy(array)"
         )
     if not tensors[0].ndim or (tensors[0].ndim == 1 and tensors[0].is_floating_point()):
         shape = tuple(tensors[0].shape)
-        raise NotMeasurable(f"the inputs have shape {shape}, with no axis of samples: give several, or inputs[None] for one")
+        raise NotMeasurable(f"the inputs have shape {shape}, without an axis of samples: pass several, or inputs[None]")
     if not len(tensors[0]):
         raise NotMeasurable("the batch has no samples")
     if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in tensors):
-        raise NotMeasurable("the inputs hold NaN or infinite values")
+        raise NotMeasurable("the inputs contain NaN or infinite values")
     return len(tensors[0])
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs as a model is called with them: by position, and by name."""
+    """The positional and keyword arguments that the model is called with."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})

@@ -1,4 +1,4 @@
-"""Every measure by name: its formula, and what of a probe it is taken of."""
+"""Every measure by name: its formula, and the parts of a probe that it is computed from."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Parts = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True, repr=False)
 class Measure:
-    """A formula, and what of a probe it is taken of.
+    """A formula, and the parts of a probe that it is computed from.
 
     formula: a function of tensors or of the probe; its keyword arguments with defaults are the measure's settings.
-    parts: of a probe, the formula's arguments by the name of the layer; under "" for the model as a whole.
-    overall: from the values and the parts to the one for the whole model, shown under the measure's bare name.
-    cheap: whether a forward pass, at most, is what it costs, and one decomposition of each matrix.
-    infinite: whether infinity is one of its values, and not a sign that numbers left their range.
-    by_name: it needs a reference or a special kind of model, or repeats another as its authors compute it, so that a family
-        does not bring it along.
+    parts: from a probe to the formula's arguments, by the name of the layer; "" stands for the whole model.
+    overall: from the values and the parts to the value for the whole model, shown under the measure's bare name.
+    cheap: whether it costs at most a forward pass and one decomposition of each matrix.
+    infinite: whether infinity is a valid value, and not a sign of overflow.
+    by_name: whether it must be requested by name. Such measures need a reference or a special kind of model, or repeat
+        another measure as its authors compute it, so a family does not include them.
     """
 
     family: Family
@@ -56,7 +56,7 @@ class Measure:
         return {parameter.name: parameter.default for parameter in known if parameter.default is not parameter.empty}
 
     def take(self, probe: Probe, settings: Mapping[str, Any]) -> dict[str, float]:
-        """Values by layer; the overall one under ""."""
+        """Values by layer; the key "" has the overall value."""
         probe.check_unchanged()
         parts = self.parts(probe)
         values: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Measure:
         return {"": self._checked(self.overall(list(values.values()), parts)), **values}
 
     def value(self, *arguments: Any, **settings: Any) -> float:
-        """The formula's value, if need be in float64; raises NotMeasurable for what is not a finite number even so."""
+        """The formula's value, in float64 if float32 overflows; raises NotMeasurable if it is not a finite number."""
         return self._checked(value_of(self.formula, *arguments, **settings))
 
     def _checked(self, value: float) -> float:
@@ -79,7 +79,7 @@ class Measure:
         return value
 
 
-# What measures are taken of
+# The parts that measures are computed from
 
 
 def _weights(probe: Probe) -> Parts:
@@ -87,14 +87,14 @@ def _weights(probe: Probe) -> Parts:
 
 
 def _unfolded(probe: Probe) -> dict[str, Tensor]:
-    """Weights as the matrices (..., out, in) that spectra are of: a convolution's map from a patch to its outputs."""
-    probe.weights  # noqa: B018 - raises for those that are not finite
+    """Weights as the matrices (..., out, in) of spectra; for a convolution, its map from a patch to its outputs."""
+    probe.weights  # noqa: B018 - raises for weights that are not finite
     parameters, found = unfold(probe.model, probe.where, frozen=True)
     return {one.name: one.read(parameters[one.parameter].detach()) for one in found}
 
 
 def _matrices(probe: Probe) -> Parts:
-    """All matrices of a weight, one below the other: sums over entries are those of the whole weight."""
+    """All matrices of a weight, stacked as rows of one: sums over entries are those of the whole weight."""
     return {name: (matrices.flatten(0, -2),) for name, matrices in probe.once(_unfolded).items()}
 
 
@@ -109,7 +109,7 @@ def _matrices_and_reference(probe: Probe) -> Parts:
 
 
 def _reference_and_matrices(probe: Probe) -> Parts:
-    """In the order of SFE: before, after."""
+    """In the order of the squared Frobenius error: before, after."""
     return {name: (then, now) for name, (now, then) in _matrices_and_reference(probe).items()}
 
 
@@ -194,7 +194,7 @@ def _smallest(values: list[float], parts: Parts) -> float:
 
 
 def _mean_of_units(values: list[float], parts: Parts) -> float:
-    """Layers count by their numbers of units."""
+    """The mean over layers, weighted by their number of units."""
     sizes = [values.shape[1] for (values,) in parts.values()]
     return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
 
@@ -215,7 +215,7 @@ def _normalised_error(values: list[float], parts: Parts) -> float:
 
 @wraps(normalised_squared_frobenius_error)
 def _normalised_squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
-    return weights.relative_distance(after, before).square()  # which refuses to compare with zeros
+    return weights.relative_distance(after, before).square()  # it refuses to compare with zeros
 
 
 @wraps(squared_frobenius_error)
@@ -241,7 +241,7 @@ def _of_spectrum(
     parts: Callable[[Probe], Parts] | None = None,
     infinite: bool = False,
 ) -> Measure:
-    """`formula`, from singular values that several measures share; `over` says what of several matrices is taken."""
+    """`formula`, from singular values that several measures share; `over` combines the values of several matrices."""
     spectra = {"weights": _weight_spectra, "features": _feature_spectra}[family]
 
     @wraps(formula)
@@ -251,8 +251,8 @@ def _of_spectrum(
     return Measure(family, taken, parts or (lambda probe: probe.once(spectra)), overall, infinite=infinite)
 
 
-# Layers that hold several matrices (groups of a convolution, gates of a recurrent layer) are given as one: norms and
-# distances are those of the whole weight, spectral norm and condition number the largest, ranks and deviations the mean.
+# Layers with several matrices (groups of a convolution, gates of a recurrent layer) have one value: norms and distances are
+# those of the whole weight, spectral norm and condition number are the largest, ranks and deviations the mean.
 MEASURES: dict[str, Measure] = {
     "deviation_from_isometry": Measure("weights", weights.layer_deviation, _weights, _mean),
     "weight_norm": Measure("weights", weights.frobenius_norm, _matrices, _norm),

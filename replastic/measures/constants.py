@@ -1,14 +1,14 @@
-"""The Lipschitz constant in l2 of single layers and functions: by how much, at most, they stretch a difference of inputs.
+"""The Lipschitz constant in l2 of single layers and functions: how much, at most, they stretch a difference of inputs.
 
 linear            ‖W‖₂
-convolution       the smaller of two bounds, both exact for kernels of one tap:
+convolution       the smaller of two bounds, both exact for kernels with one tap:
                   √(Σ over classes of (Σ over its taps ‖W_tap‖₂)²): taps that differ modulo the stride read different
-                  inputs; and √windows·‖W_unfolded‖₂, for as many windows as one input can be in
-activation        the largest |slope|, as 1.129 of GELU and 1/4 of a sigmoid
+                  inputs; and √windows·‖W_unfolded‖₂, with the number of windows that one input can be in
+activation        the largest |slope|, for example 1.129 for GELU and 1/4 for a sigmoid
 batch norm        max |γ|/√(variance + ε), in eval mode
 max-pooling       √windows
-averages, sums, padding, copies, selections and moves of axes: √(largest row sum · largest column sum) of the matrix
-                  with entries ≥ 0 that they are; 1 for a permutation
+averages, sums, padding, copies, selections and permutations of axes, which are matrices with entries ≥ 0:
+                  √(largest row sum · largest column sum); 1 for a permutation
 CReLU             1: (relu(a) - relu(b))² + (relu(-a) - relu(-b))² ≤ (a - b)²
 """
 
@@ -32,13 +32,13 @@ class Refused(Exception):
     """Why a call has no constant."""
 
 
-Read = Callable[[int, str, Any], Any]  # an argument, by its position or its name, or a default
+Read = Callable[[int, str, Any], Any]  # an argument by position or name, or its default
 
 
-UNKNOWN = "it is not one that is known here"
+UNKNOWN = "no bound is known for it"
 LIKE = names("view_as reshape_as expand_as type_as")
 BINARY = operators.ARITHMETIC | names("itruediv divide matmul")
-# Linear maps whose matrices have no entry below 0 (padding with a number is one up to a shift).
+# Linear maps whose matrices have no negative entries (padding with a number adds a constant).
 _POSITIVE = operators.AVERAGE_POOLS | names(
     """
     flatten view reshape view_as reshape_as unflatten permute transpose swapaxes swapdims movedim moveaxis t T mT squeeze
@@ -51,7 +51,7 @@ _POSITIVE_MODULES = (
     *(pooling._AvgPoolNd, pooling._AdaptiveAvgPoolNd, padding._ConstantPadNd, padding._ReflectionPadNd),
     *(padding._ReplicationPadNd, padding._CircularPadNd),
 )
-# The largest |slope| of activations. Those of GELU are at √2 and, in its approximation, nearby; those without a formula are
+# The largest |slope| of activations. That of GELU is at √2, or nearby in its approximation; values without a formula are
 # rounded up.
 _SLOPES = {
     **dict.fromkeys(names("relu relu6 tanh hardtanh softsign logsigmoid softplus tanhshrink softshrink"), 1.0),
@@ -66,22 +66,22 @@ _INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear"
 def of_layer(layer: nn.Module, x: Tensor) -> float:
     """The constant of a layer."""
     if is_customised(layer):
-        raise Refused("it has a forward of its own")
+        raise Refused("its class overrides forward")
     if isinstance(layer, nn.Linear):
         return spectral_norm(layer.weight)
     if isinstance(layer, conv._ConvNd):
         if layer.padding_mode != "zeros":
-            raise Refused(f"padding_mode={layer.padding_mode!r} reads inputs again at the borders; 'zeros' is known")
-        # A transposed convolution is the transpose of a convolution with this weight, and has its norm.
+            raise Refused(f"padding_mode={layer.padding_mode!r} repeats inputs at the borders; only 'zeros' is supported")
+        # A transposed convolution is the transpose of a convolution with this weight, so it has the same norm.
         return _convolution(layer.weight, layer.stride, layer.dilation, layer.groups)
     if isinstance(layer, batchnorm._BatchNorm):
         if layer.training or layer.running_var is None:
-            raise Refused("a batch norm that takes the batch's own statistics has none: give Probe(..., mode='eval')")
+            raise Refused("a batch norm that uses the batch's statistics has none: pass Probe(..., mode='eval')")
         gains = (layer.running_var.double() + layer.eps).rsqrt()
         return float((gains if layer.weight is None else gains * layer.weight.double().abs()).max())
     if isinstance(layer, dropout._DropoutNd):
         if layer.training and layer.p:
-            raise Refused("it is random: give Probe(..., mode='eval')")
+            raise Refused("it is random: pass Probe(..., mode='eval')")
         return 1.0
     if isinstance(layer, _POSITIVE_MODULES):
         return _schur(layer, x)
@@ -116,12 +116,12 @@ def of_function(name: str, read: Read, x: Tensor, call: Callable[[Tensor], Any])
         return 1.0
     if name == "prelu":
         return max(1.0, largest(read(1, "weight", None)))
-    if name == "log_softmax":  # I - 1pᵀ is largest where p is one class
+    if name == "log_softmax":  # the norm of I - 1pᵀ is largest where p is one class
         dim = read(1, "dim", None)
         return math.sqrt(x.shape[dim] if dim is not None else max(x.shape))
     if "dropout" in name:
         if read(2, "training", True) and read(2, "train", True):
-            raise Refused("it is random: give Probe(..., mode='eval'), and training=self.training in the model's code")
+            raise Refused("it is random: pass Probe(..., mode='eval'), and training=self.training in the model's code")
         return 1.0
     if name.startswith("max_pool") and not read(6, "return_indices", False):
         kernel = _each(read(1, "kernel_size", None), int(name[-2]))
@@ -136,32 +136,32 @@ def of_function(name: str, read: Read, x: Tensor, call: Callable[[Tensor], Any])
 
 
 def reason(layer: nn.Module) -> str:
-    """Why layers of this kind have no constant, if that is known."""
+    """Why layers of this kind have no constant; "" if no reason is known."""
     norms = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, instancenorm._InstanceNorm)
     if isinstance(layer, norms):
         return _FUNCTION_REASONS["layer_norm"]
     if isinstance(layer, nn.MultiheadAttention):
         return _FUNCTION_REASONS["scaled_dot_product_attention"]
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-        return "it reads indices, which are not near or far"
+        return "it reads indices, between which there is no distance"
     if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
-        return "a recurrent layer's grows with the length of the sequence"
+        return "that of a recurrent layer grows with the length of the sequence"
     return ""
 
 
 _FUNCTION_REASONS = {
     **dict.fromkeys(
         ("layer_norm", "group_norm", "rms_norm", "instance_norm", "batch_norm", "normalize"),
-        "a norm divides by the size of its input, and is as steep as it likes near one of size 0",
+        "a norm divides by the size of its input, so its slope is unbounded near inputs of size 0",
     ),
-    "scaled_dot_product_attention": "attention multiplies values by a function of them, and grows with its input",
-    "glu": "a product of two values that both depend on the input grows with them",
-    **dict.fromkeys(("item", "tolist"), "code that computes with its numbers is not followed"),
+    "scaled_dot_product_attention": "attention multiplies values by a function of its input, so its slope grows with it",
+    "glu": "the slope of a product of two values that both depend on the input grows with them",
+    **dict.fromkeys(("item", "tolist"), "code that computes with Python numbers is not followed"),
 }
 
 
 def of_weights(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Of F.linear and F.conv2d and its kin, with weights that do not depend on the input."""
+    """The constant of F.linear and F.conv1d to conv3d, with weights that do not depend on the input."""
     if kwargs.get("weight") is None and len(args) < 2:
         raise Refused(UNKNOWN)
     weight = kwargs["weight"] if "weight" in kwargs else args[1]
@@ -174,7 +174,7 @@ def of_weights(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> flo
 
 
 def _convolution(weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> float:
-    """The smaller of the two bounds, for the group with the largest."""
+    """The smaller of the two bounds, over the groups its maximum."""
     grouped = weight.detach().double().unflatten(0, (groups, -1))  # (groups, out, in, *kernel)
     classes = _classes(grouped.shape[3:], stride, dilation).to(weight.device)
     taps = torch.linalg.matrix_norm(grouped.flatten(3).movedim(-1, 1), 2)  # (groups, taps)
@@ -184,8 +184,8 @@ def _convolution(weight: Tensor, stride: Sequence[int], dilation: Sequence[int],
 
 
 def _classes(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """For each tap of a kernel, its class: taps of two classes never read the same input, and one input is in as many
-    windows as there are taps in its class, at most."""
+    """The class of each tap of a kernel. Taps of different classes never read the same input, so one input is in at most as
+    many windows as its class has taps."""
     residues = [
         tuple(tap * d % s for tap, d, s in zip(taps, dilation, stride, strict=True))
         for taps in product(*(range(size) for size in kernel))
@@ -195,7 +195,7 @@ def _classes(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[in
 
 
 def _adaptive_windows(before: int, after: int) -> int:
-    """In how many windows of adaptive pooling one of `before` positions can be."""
+    """The largest number of windows of adaptive pooling that share one of `before` positions."""
     counts = [0] * before
     for window in range(after):
         for at in range(window * before // after, -((window + 1) * before // -after)):
@@ -208,7 +208,7 @@ def _each(value: int | Sequence[int], axes: int) -> Sequence[int]:
 
 
 def _schur(function: Callable[[Tensor], Any], x: Tensor) -> float:
-    """√(‖T‖_∞ ‖T‖₁) ≥ ‖T‖₂ of a linear map with entries of 0 or more: its row sums are T1, its column sums Tᵀ1."""
+    """√(‖T‖_∞ ‖T‖₁) ≥ ‖T‖₂ of a linear map with entries ≥ 0: its row sums are T1, its column sums Tᵀ1."""
     with torch.enable_grad():
         ones = torch.ones_like(x, dtype=torch.float64, requires_grad=True)
         rows = _joined(function(ones.clone())) - _joined(function(torch.zeros_like(ones)))

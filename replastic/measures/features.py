@@ -1,6 +1,6 @@
-"""Measures of features: what a layer tells samples apart by.
+"""Measures of features: how many directions a layer's outputs use to distinguish samples.
 
-Features are (samples, channels); positions of images and sequences count as samples. The covariance is of one row a sample.
+Features are (samples, channels); positions of images and sequences count as samples. Covariances take one row per sample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .weights import singular_values
 
 
 def srank(features: Tensor, delta: float = 0.01) -> Tensor:
-    """srank_δ = min{k : Σ_{i≤k} σ_i / Σ σ_i ≥ 1 - δ}: how many directions hold all but δ of it (Kumar et al. 2021).
+    """srank_δ = min{k : Σ_{i≤k} σ_i / Σ σ_i ≥ 1 - δ}: how many directions hold 1 - δ of the spectrum (Kumar et al. 2021).
 
     Kumar, Agarwal, Ghosh & Levine: Implicit Under-Parameterization Inhibits Data-Efficient Deep Reinforcement Learning, ICLR
     2021. 0 for features that are all zero.
@@ -33,7 +33,7 @@ def srank(features: Tensor, delta: float = 0.01) -> Tensor:
 def threshold_rank(features: Tensor, epsilon: float = 0.01) -> Tensor:
     """#{i : σ_i(Φ/√n) > ε}: in how many directions n samples vary by more than ε (Lyle, Rowland & Dabney 2022).
 
-    Their feature rank, of "Understanding and Preventing Capacity Loss in Reinforcement Learning", ICLR 2022.
+    The feature rank of "Understanding and Preventing Capacity Loss in Reinforcement Learning", ICLR 2022.
 
     >>> threshold_rank(torch.diag(torch.tensor([1.0, 1.0, 0.001])))
     tensor(2)
@@ -53,16 +53,16 @@ def feature_norm(features: Tensor) -> Tensor:
 
 
 def normalised_feature_covariance(features: Tensor) -> Tensor:
-    """C = HHᵀ/‖H‖²_F, (samples, samples): which samples look alike to the network, whatever the features' scale.
+    """C = HHᵀ/‖H‖²_F, (samples, samples): how similar the network finds two samples, whatever the features' scale.
 
-    Han et al. (FIRE, ICLR 2026), section 3.1. One row of `features` is one sample with all its positions.
+    Han et al. (FIRE, ICLR 2026), section 3.1. Each row of `features` is one sample with all its positions.
 
     >>> normalised_feature_covariance(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
     tensor([[0.5000, 0.0000],
             [0.0000, 0.5000]])
     """
     rows = _rows(features)
-    rows = rows / power_of_two(rows)  # before they are squared: features may be large, or small
+    rows = rows / power_of_two(rows)  # squares of large or small features would leave float32's range
     norm = torch.linalg.matrix_norm(rows)
     if not norm > 0:
         raise NotMeasurable("features that are all zero have no normalised covariance")
@@ -72,9 +72,9 @@ def normalised_feature_covariance(features: Tensor) -> Tensor:
 
 
 def feature_covariance_distance(features: Tensor, reference: Tensor) -> Tensor:
-    """‖C - C_ref‖_F of the normalised feature covariances: how far the features have turned since the reference.
+    """‖C - C_ref‖_F of the normalised feature covariances: how far the features have changed direction since the reference.
 
-    Han et al. (FIRE, ICLR 2026), section 3.1: what a small SFE keeps small. Between 0 and √2.
+    Han et al. (FIRE, ICLR 2026), section 3.1: a small SFE keeps it small. Between 0 and √2.
 
     >>> feature_covariance_distance(torch.eye(4), 2 * torch.eye(4))
     tensor(0.)
@@ -82,7 +82,7 @@ def feature_covariance_distance(features: Tensor, reference: Tensor) -> Tensor:
     tensor(1.4142)
     """
     if len(features) != len(reference):
-        raise ValueError(f"compares features of the same samples, got {len(features)} and {len(reference)} of them")
+        raise ValueError(f"compares features of the same samples, got {len(features)} and {len(reference)} samples")
     now, then = normalised_feature_covariance(features), normalised_feature_covariance(reference)
     return torch.linalg.matrix_norm(now - then.to(now))
 
@@ -90,9 +90,9 @@ def feature_covariance_distance(features: Tensor, reference: Tensor) -> Tensor:
 def srank_of_spectrum(values: Tensor, delta: float = 0.01) -> Tensor:
     """`srank` from singular values, largest first."""
     if not 0 <= delta < 1:
-        raise ValueError(f"delta={delta}: give the share of the singular values that may be left out, from 0 to below 1")
+        raise ValueError(f"delta={delta}: pass the share of the singular values to leave out, at least 0 and below 1")
     sums = values.double().cumsum(0)
-    # A share that is reached but for rounding is reached: 99 of 100 equal values are all but 1 %.
+    # Allow for rounding: 99 of 100 equal values are 99 %.
     rounding = torch.finfo(values.dtype).eps * len(values)
     enough = sums >= (1 - delta - rounding) * sums[-1]
     return torch.where(sums[-1] > 0, enough.int().argmax() + 1, 0)
@@ -101,7 +101,7 @@ def srank_of_spectrum(values: Tensor, delta: float = 0.01) -> Tensor:
 def threshold_rank_of_spectrum(values: Tensor, epsilon: float = 0.01) -> Tensor:
     """`threshold_rank` from the singular values of Φ/√n."""
     if not epsilon >= 0:
-        raise ValueError(f"epsilon={epsilon}: give the singular value above which a direction counts, 0 or more")
+        raise ValueError(f"epsilon={epsilon}: pass the singular value above which a direction counts, 0 or more")
     return (values > epsilon).sum()
 
 

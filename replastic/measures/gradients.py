@@ -1,6 +1,6 @@
-"""Measures of gradients: how strong they are, and whether samples pull in one direction.
+"""Measures of gradients: how large they are, and whether samples pull in the same direction.
 
-The gradient of sample i is that of its own term, loss(outputs[i:i+1], targets[i:i+1]), of the batch's one forward pass.
+The gradient of sample i is that of its own term, loss(outputs[i:i+1], targets[i:i+1]), in one forward pass of the batch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..linalg.polar_factor import work_dtype
 from .batch import arguments, has_samples, shown
 from .probe import NotMeasurable, Probe
 
-# Bytes of per-sample gradients that are held at once. A block more costs a backward pass of every sample more: ResNet-18 and
-# 128 samples take eleven.
+# Bytes of per-sample gradients that are held at once. Each further block costs a backward pass of every sample: ResNet-18
+# with 128 samples takes eleven blocks.
 BUDGET = 2**30
-# How much the loss of a sample may differ when it is computed alone. TF32 keeps ten bits, and rounds to 1e-3.
+# How much the loss of a sample may differ when it is computed alone. TF32 keeps ten bits and rounds to 1e-3.
 _SAME_LOSS = 2e-3
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:
-    """‖∇L‖₂ of the batch's loss, by parameter and of all together.
+    """‖∇L‖₂ of the batch's loss, by parameter and for all parameters.
 
     >>> gradient_norm(torch.tensor([[3.0], [4.0]]))
     tensor(5.)
@@ -39,12 +39,12 @@ def gradient_norm(gradient: Tensor) -> Tensor:
 def sample_gradient_gram(probe: Probe, *, vectorised: bool | None = None, budget: int = BUDGET) -> Tensor:
     """G_ij = <∇ℓ_i, ∇ℓ_j>, (samples, samples), of every sample's own loss ℓ_i; in float64.
 
-    Of parameters that train, a block of them at a time, so that memory stays within `budget` bytes and that of a forward
-    pass; more blocks take more backward passes. Without autocast; TF32 is as torch is set.
+    Gradients are with respect to trainable parameters, a block of them at a time: memory stays within `budget` bytes plus
+    that of a forward pass, and each block takes another backward pass. Autocast is off; TF32 follows torch's settings.
 
-    vectorised: True has all samples differentiated at once, each on its own (torch.func); False has the terms of the batch's
-        pass differentiated one after another, which is slower and always right. None: at once, if the losses are those of
-        the batch's pass. They are not if samples see each other (batch norm in training mode), and code that draws random
+    vectorised: True differentiates all samples at once, each on its own (torch.func); False differentiates the terms of the
+        batch's pass one after another, which is slower and always correct. None: at once, if that gives the losses of the
+        batch's pass. It does not if samples affect each other (batch norm in training mode), and code that draws random
         numbers (dropout) or branches on data cannot be vectorised at all.
     """
     probe.require_loss()
@@ -55,14 +55,14 @@ def sample_gradient_gram(probe: Probe, *, vectorised: bool | None = None, budget
             gram = _all_at_once(probe, blocks, terms, budget)
         except NotMeasurable:
             raise
-        except Exception as problem:  # any code may stand in forward, and vmap refuses it in as many ways
+        except Exception as problem:  # forward may hold any code, and vmap refuses it with many kinds of errors
             if vectorised:
                 raise NotMeasurable(f"this model cannot be vectorised: {problem}") from problem
             gram = None
-        if gram is not None and gram.any():  # none at all: the other way tells whether the loss was cut off from weights
+        if gram is not None and gram.any():  # if all are zero, the other way finds out whether the loss was detached
             return gram
         if gram is None and vectorised:
-            raise NotMeasurable("samples of this model see each other, or draw random numbers: take vectorised=False")
+            raise NotMeasurable("samples of this model affect each other, or draw random numbers: pass vectorised=False")
     return _one_by_one(probe, blocks)
 
 
@@ -70,7 +70,7 @@ def gradient_covariance(gram: Tensor) -> Tensor:
     """C_ij = <∇ℓ_i, ∇ℓ_j>/(‖∇ℓ_i‖‖∇ℓ_j‖), the cosines between samples' gradients (Lyle et al. 2023).
 
     Lyle, Zheng, Nikishin, Avila Pires, Pascanu & Dabney: Understanding Plasticity in Neural Networks, ICML 2023. Samples
-    without a gradient have no direction, and are not in it.
+    without a gradient have no direction and are left out.
 
     >>> gradient_covariance(torch.tensor([[4.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
     tensor([[1.0000, 0.5000],
@@ -79,7 +79,7 @@ def gradient_covariance(gram: Tensor) -> Tensor:
     norms = gram.diagonal().clamp_min(0).sqrt()
     kept = norms > 0
     if int(kept.sum()) < 2:
-        raise NotMeasurable(f"needs two samples with a gradient, and {int(kept.sum())} of {len(gram)} have one")
+        raise NotMeasurable(f"needs two samples with a gradient, but only {int(kept.sum())} of {len(gram)} have one")
     return gram[kept][:, kept] / norms[kept] / norms[kept, None]
 
 
@@ -97,7 +97,7 @@ def gradient_collinearity(gram: Tensor) -> Tensor:
 
 
 def gradient_rank(gram: Tensor) -> Tensor:
-    """The effective rank of the samples' gradients: how many directions they pull in, in effect; 0 if there are none.
+    """The effective rank of the samples' gradients: the effective number of directions they pull in; 0 if all are zero.
 
     exp(-Σ p log p), p = σ/Σσ, of the matrix with a row ∇ℓ_i for each sample, whose Gram matrix has the eigenvalues σ².
 
@@ -105,16 +105,16 @@ def gradient_rank(gram: Tensor) -> Tensor:
     (tensor(3.), tensor(1.))
     """
     squares = torch.linalg.eigvalsh(gram.double()).clamp_min(0)
-    # Below this an eigenvalue is rounding; its square root would not look like it.
+    # Smaller eigenvalues are rounding, which would no longer be small after the square root.
     noise = torch.finfo(squares.dtype).eps * len(gram) * squares[-1]
     return effective_rank_of_spectrum(torch.where(squares > noise, squares, 0).sqrt()).to(gram.dtype)
 
 
-_Block = tuple[list[nn.Parameter], slice]  # parameters, and which of their entries, laid end to end
+_Block = tuple[list[nn.Parameter], slice]  # parameters, and a slice of their flattened entries
 
 
 def _blocks(parameters: Sequence[nn.Parameter], most: int) -> Iterator[_Block]:
-    """All entries of all parameters once, in blocks of at most so many; only parameters that are larger are cut."""
+    """All entries of all parameters once, in blocks of at most `most` entries; only larger parameters are split."""
     held: list[nn.Parameter] = []
     for parameter in parameters:
         if held and sum(map(Tensor.numel, [*held, parameter])) > most:
@@ -130,7 +130,7 @@ def _blocks(parameters: Sequence[nn.Parameter], most: int) -> Iterator[_Block]:
 
 
 def _terms(probe: Probe) -> Tensor:
-    """Every sample's loss in the batch's pass."""
+    """The loss of every sample in the batch's pass."""
     with probe.differentiating(), torch.no_grad():
         return torch.stack(_losses(probe))
 
@@ -148,7 +148,7 @@ def _losses(probe: Probe) -> list[Tensor]:
 
 
 def _check_that_outputs_count(probe: Probe, outputs: Any) -> None:
-    """Raise if the loss is one that the model computed itself, of the whole batch: no sample has a part of its own in it."""
+    """Raise if the model computed the loss itself, from the whole batch, so that samples have no terms of their own."""
 
     def other(leaf: Any) -> Any:
         return leaf + 1 + torch.arange(leaf.shape[-1], device=leaf.device) if has_samples(leaf, probe.samples) else leaf
@@ -156,7 +156,7 @@ def _check_that_outputs_count(probe: Probe, outputs: Any) -> None:
     with torch.no_grad():
         if torch.equal(probe.loss_of(outputs), probe.loss_of(tree_map(other, outputs))):
             raise NotMeasurable(
-                "the loss does not depend on the outputs of single samples: compute it from them, as in "
+                "the loss does not depend on the outputs of single samples: compute it from the outputs, as in "
                 "loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs.logits, targets)"
             )
 
@@ -165,7 +165,7 @@ def _one_by_one(probe: Probe, blocks: Sequence[_Block]) -> Tensor:
     with probe.differentiating():
         losses = _losses(probe)
         if not all(loss.requires_grad for loss in losses):
-            raise NotMeasurable("the loss depends on no parameter that trains: it was computed without gradients")
+            raise NotMeasurable("the loss depends on no trainable parameter: it was computed without gradients")
         gram = _zeros(probe)
         for parameters, entries in blocks:
             rows = [_row(loss, parameters)[entries].double() for loss in losses]
@@ -193,10 +193,10 @@ def _all_at_once(probe: Probe, blocks: Sequence[_Block], terms: Tensor, budget: 
     gram = _zeros(probe)
     for parameters, entries in blocks:
         chosen = {names[id(parameter)]: parameter.detach() for parameter in parameters}
-        # A parameter that is cut is differentiated whole, of as many samples at a time as its gradients have room for.
+        # A parameter that is split is differentiated as a whole, for as many samples at a time as fit the budget.
         chunk = max(budget // (8 * sum(map(Tensor.numel, parameters))), 1)
         with probe.differentiating(), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that some function has no batched form, and is only slower
+            warnings.simplefilter("ignore")  # vmap warns of functions without a batched form, which are only slower
             rows: list[Tensor] = []
             for some in indices.split(chunk):
                 found, losses = vmap(grad_and_value(loss_of_one), in_dims=(None, 0))(chosen, some)
@@ -213,7 +213,7 @@ def _all_at_once(probe: Probe, blocks: Sequence[_Block], terms: Tensor, budget: 
 
 
 def _is_gradient_of_first(probe: Probe, parameters: Sequence[nn.Parameter], row: Tensor) -> bool:
-    """Losses may agree where gradients do not, as of a model whose last layer is zero and whose samples meet before it."""
+    """Losses may agree where gradients differ, for example if the last layer is zero and samples meet before it."""
     first = torch.tensor([0])
     with probe.differentiating():
         outputs = _of(probe.forward(), first, probe.samples)
@@ -227,10 +227,10 @@ def _zeros(probe: Probe) -> Tensor:
 
 
 def _product(rows: Tensor, gram: Tensor) -> Tensor:
-    """Rows times their transpose, in float64: ranks are of square roots, which would show the rounding of anything less."""
+    """Rows times their transpose, in float64: ranks use square roots, which amplify the rounding of lower precision."""
     return (rows @ rows.mT).to(gram.device)
 
 
 def _of(value: Any, index: Tensor, samples: int) -> Any:
-    """The part of one sample, of tensors in dicts, tuples, model outputs; what is not by sample stays."""
+    """One sample of the tensors in dicts, tuples and model outputs; values without samples stay as they are."""
     return tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)) if has_samples(leaf, samples) else leaf, value)

@@ -1,14 +1,13 @@
-"""An upper bound on how much a model can stretch: its Lipschitz constant in l2, layer by layer along its graph.
+"""An upper bound on a model's Lipschitz constant in l2, computed layer by layer along its graph.
 
     ‖f(x) - f(y)‖ ≤ K‖x - y‖,    K = Π‖W‖₂ for a chain with 1-Lipschitz activations
 
-which is corollary 2.1 of Soft Weight Rescaling (appendix B; Gouk, Frank, Pfahringer & Cree 2021). In a graph
-constants multiply along a path, add where paths are added, and are the root of their squares' sum where they are
-concatenated; those of single layers are in `constants.py`. The bound is far above the true constant of a deep network, but
-never below it.
+which is corollary 2.1 of Soft Weight Rescaling (appendix B; Gouk, Frank, Pfahringer & Cree 2021). In a graph, constants
+multiply along a path, add up where paths are added, and combine as √(Σ K²) where they are concatenated; those of single
+layers are in `constants.py`. The bound is far above the true constant of a deep network, but never below it.
 
-The constant is of inputs of the batch's shape. Hooks are trusted to change no outputs. What has no constant, or none that
-is known here, is an error that names the layer.
+The bound holds for inputs of the batch's shape. Hooks are assumed to change no outputs. A layer without a known constant is
+an error that names it.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ def lipschitz_bound(probe: Probe) -> float:
         model = nn.Sequential(probe.model) if is_leaf(probe.model) else probe.model
         try:
             graph = Tracer().trace(model)
-        except Exception as error:  # any code may stand in forward, so any error may come out of it
+        except Exception as error:  # forward may hold any code and raise any error
             problem = str(error).partition("\n")[0].partition(". ")[0]
             raise NotMeasurable(
-                f"torch.fx cannot follow the code of {type(model).__name__} ({problem}): one run would not show what it "
-                "does to other inputs"
+                f"torch.fx cannot trace the code of {type(model).__name__} ({problem}), and one run would not show what it "
+                "computes for other inputs"
             ) from error
         walk = _Walk(fx.GraphModule(model, graph))
         walk.run(*_in_order(graph, probe.inputs))
@@ -76,34 +75,34 @@ def product_of_spectral_norms(matrices: Sequence[Tensor]) -> float:
 
 
 def _in_order(graph: fx.Graph, inputs: Any) -> list[Any]:
-    """The model's arguments, as its graph lists them; copies, because layers may work in place."""
+    """The model's arguments in its graph's order; cloned, because layers may work in place."""
     names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
     if not isinstance(inputs, Mapping):
         return [value.clone() if isinstance(value, Tensor) else value for value in arguments(inputs)[0]]
     unknown = [name for name in inputs if name not in names]
     if unknown:
-        raise NotMeasurable(f"the inputs hold {unknown[0]!r}, and the model takes {', '.join(names)}")
+        raise NotMeasurable(f"the inputs contain {unknown[0]!r}, but the model takes {', '.join(names)}")
     last = max(names.index(name) for name in inputs)
     given = [inputs.get(name) for name in names[: last + 1]]
     return [value.clone() if isinstance(value, Tensor) else value for value in given]
 
 
 class _Walk(fx.Interpreter):
-    """Runs a graph, for the shapes, and finds for every value the constant of its dependence on the inputs."""
+    """Runs a graph, which gives shapes, and bounds how much each value depends on the inputs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # an error is to say what is wrong with the model, not with the graph
+        self.extra_traceback = False  # errors are about the model, not about the graph
         self.constants: dict[fx.Node, float] = {}
         self.found = math.nan
 
     def run_node(self, n: fx.Node) -> Any:
-        # Before it runs: it may write over what it is given.
+        # Before the node runs, because it may overwrite its arguments.
         self.constants[n] = constant = self._constant(n)
         before = [(node, value, value._version) for node, held in self.env.items() for value in _tensors(held)]
         result = super().run_node(n)
         for node, value, version in before:
-            if value._version != version:  # written to, in place; what is not the same view may hold old values as well
+            if value._version != version:  # written in place; another view may still hold old values, too
                 same = isinstance(result, Tensor) and _view(result) == _view(value)
                 self.constants[node] = constant if same else math.hypot(constant, self.constants[node])
         return result
@@ -133,7 +132,7 @@ class _Walk(fx.Interpreter):
         layer = self.module.get_submodule(str(n.target))
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if len(sources) != 1 or len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
-            raise Refused(reason(layer) or "it reads more than one tensor")
+            raise Refused(reason(layer) or "it takes more than one tensor")
         return of_layer(layer, args[0]) * self.constants[sources[0]]
 
     def _of_function(self, n: fx.Node, sources: list[fx.Node]) -> float:
@@ -142,13 +141,13 @@ class _Walk(fx.Interpreter):
         if name in operators.SHAPES or (name == "getattr" and args[1] in operators.SHAPE_ATTRIBUTES):
             return 0.0
         if name in operators.CONCATENATIONS | {"stack"}:
-            # Of each one it holds, as often as it does: a tensor beside itself is twice as long.
+            # Each part counts as often as it occurs: (x, x) is longer than x.
             held = cast(list[fx.Node], n.args[0] if n.args else n.kwargs["tensors"])
             crelu = _crelu(n, self.module)
             return self.constants[crelu] if crelu else math.hypot(*(self.constants[node] for node in held))
         if name in BINARY:
             return self._of_two(name, n, args, kwargs)
-        if name in LIKE:  # of the other one only the shape counts
+        if name in LIKE:  # only the shape of the other argument counts
             sources = [node for node in sources if node is n.args[0]]
         if len(sources) != 1 or n.args[:1] != (sources[0],):
             raise Refused(f"it combines {len(sources)} values that depend on the input" if sources[1:] else UNKNOWN)
@@ -175,9 +174,9 @@ class _Walk(fx.Interpreter):
 
     def _of_two(self, name: str, n: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
         if len(args) != 2:
-            raise Refused("it is to be called with two values, by position")
+            raise Refused("it must be called with two positional arguments")
         rates = [self.constants[arg] if isinstance(arg, fx.Node) else 0.0 for arg in n.args]
-        if name != "matmul":  # a value that is broadcast is there several times
+        if name != "matmul":  # broadcasting repeats a value
             entries = math.prod(torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor))))
             rates = [rate and rate * math.sqrt(entries / max(arg.numel(), 1)) for rate, arg in zip(rates, args, strict=True)]
         if name in operators.SUMS:
@@ -185,16 +184,16 @@ class _Walk(fx.Interpreter):
         if name in ("maximum", "minimum"):
             return math.hypot(*rates)
         if all(rates):
-            raise Refused("a product of two values that both depend on the input grows with them")
+            raise Refused("the slope of a product of two values that both depend on the input grows with them")
         fixed = args[1] if rates[0] else args[0]
         if name == "matmul":
             if fixed.ndim != 2:
-                raise Refused("it is a product with something else than one matrix")
+                raise Refused("the other factor is not a single matrix")
             return max(rates) * spectral_norm(fixed)
         if name in operators.PRODUCTS:
             return max(rates) * largest(fixed)
         if rates[1] or kwargs.get("rounding_mode"):
-            raise Refused("it divides by what depends on the input, or rounds")
+            raise Refused("it divides by a value that depends on the input, or rounds")
         least = float(fixed.abs().min()) if isinstance(fixed, Tensor) else abs(fixed)
         if not least:
             raise Refused("it divides by 0")

@@ -1,9 +1,9 @@
-"""What is raised where a measure cannot be taken."""
+"""Errors of measures that cannot be computed."""
 
 
 class NotMeasurable(ValueError):
-    """A measure that cannot be taken of this probe, and what it would need."""
+    """A measure cannot be computed for this probe; the message says what it needs."""
 
 
 class NotApplicable(NotMeasurable):
-    """A measure that this model has nothing for, whatever the probe is given: a family leaves it out, with a warning."""
+    """A measure does not apply to this kind of model. A family leaves such measures out, with a warning."""

@@ -1,4 +1,4 @@
-"""What measures look at: one model, one batch."""
+"""The probe that measures are computed from: one model and one batch."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ Result = TypeVar("Result")
 
 
 class Probe:
-    """One model and one batch. What several measures need (activations, gradients) is computed once, when it is asked for.
+    """One model and one batch. Values that several measures need (activations, gradients) are computed once, on demand.
 
-    Whatever is measured, the model stays as it was: weights, gradients, buffers, mode, hooks and torch's random state. A
-    compiled model is run as the module it was made from. A probe is of the weights at the time it was made: if they change
-    (other than through .data, which nothing notices), asking it for more is an error, and a new one is to be made.
+    Measuring leaves the model unchanged: weights, gradients, buffers, mode, hooks and torch's random state. A compiled model
+    is run as the module that was compiled. A probe belongs to the weights that it was made with: if they change (other than
+    through .data, which cannot be noticed), using it again is an error; make a new one.
 
     batch: the inputs, or a pair (inputs, targets). Inputs are a tensor, a dict by the names in the model's forward, or a
-        tuple of several in order; without targets that is ((first, second), None).
-    loss: of outputs and targets, a mean over samples: what gradients and curvature are of.
-    mode: how dropout and batch norms are to behave, "train" or "eval"; None: as the model is. Dropout draws the same mask
-        every time, from `seed`.
-    reference: the same model at another time, for growth and distances: a module, or its state dict.
-    where: which weights count; see `weights.select`. Frozen ones do.
-    example: an input to run the model on once if its code cannot be traced; None: the batch's own inputs.
+        tuple of several inputs; for a tuple without targets, pass ((first, second), None).
+    loss: a function of outputs and targets, a mean over samples; gradients and curvature are those of this loss.
+    mode: "train" or "eval", for dropout and batch norms; None: the model's current mode. Dropout draws the same mask every
+        time, from `seed`.
+    reference: the same model at another time, for growth and distances: a module or its state dict.
+    where: which weights are measured; see `weights.select`. Frozen weights are included.
+    example: an input to run the model on once if its code cannot be traced; None: the batch's inputs.
 
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> probe = Probe(net, (torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])), loss=nn.functional.cross_entropy)
@@ -67,11 +67,11 @@ class Probe:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Probe needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
         if mode not in (None, "train", "eval"):
-            raise ValueError(f'mode={mode!r}: give "train", "eval", or None to measure the model as it is')
+            raise ValueError(f'mode={mode!r}: pass "train", "eval", or None to measure the model as it is')
         if loss is not None and (not callable(loss) or isinstance(loss, type)):
-            raise TypeError(f"loss={loss!r}: give a function, as in loss=torch.nn.functional.cross_entropy")
+            raise TypeError(f"loss={loss!r}: pass a function, as in loss=torch.nn.functional.cross_entropy")
         if reference is not None and not isinstance(reference, nn.Module | Mapping):
-            raise TypeError(f"reference is a {type(reference).__name__}: give the model at another time, or its state dict")
+            raise TypeError(f"reference is a {type(reference).__name__}: pass the model at another time, or its state dict")
         self.model = original(model)
         self.inputs, self.targets = inputs_and_targets(batch)
         self.samples = count_samples(self.inputs)
@@ -87,14 +87,14 @@ class Probe:
         return f"Probe({type(self.model).__name__} in {self.mode} mode, {self.samples} samples{targets})"
 
     def once(self, function: Callable[..., Result], *settings: Hashable) -> Result:
-        """function(probe, *settings), computed when it is first asked for and kept: what several measures are taken of."""
+        """function(probe, *settings), computed on the first call and kept, for values that several measures use."""
         self.check_unchanged()
         if (function, settings) not in self._kept:
             self._kept[function, settings] = function(self, *settings)
         return self._kept[function, settings]
 
     def generator(self) -> torch.Generator:
-        """Randomness of the probe's own, the same every time, on the device of the parameters."""
+        """A new generator with the probe's seed, on the device of the parameters."""
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
         return torch.Generator(device).manual_seed(self.seed)
 
@@ -102,7 +102,7 @@ class Probe:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the model in here, in the probe's mode: it leaves no trace, and random numbers are the same every time."""
+        """A context to run the model in, in the probe's mode: all changes are undone, and random numbers repeat."""
         self.check_unchanged()
         with torch.inference_mode(False), untouched(self.model):  # in inference mode nothing can be differentiated
             self.model.train(self.mode == "train")
@@ -111,9 +111,9 @@ class Probe:
 
     @contextmanager
     def differentiating(self, precision: Precision | None = None) -> Iterator[None]:
-        """`running`, with gradients and without autocast: what half precision loses, a derivative does not bring back.
+        """`running`, with gradients and without autocast, because derivatives of half-precision values are too coarse.
 
-        precision: of float32 on CUDA, "ieee" or "tf32"; None keeps torch's own settings.
+        precision: of float32 on CUDA, "ieee" or "tf32"; None keeps torch's settings.
         """
         devices = {torch.device("cpu"), *(parameter.device for parameter in self.model.parameters())}
         with self.running(), torch.enable_grad(), ExitStack() as stack:
@@ -130,26 +130,26 @@ class Probe:
         return self.model(*args, **kwargs)
 
     def loss_of(self, outputs: Any, targets: Any = None) -> Tensor:
-        """The loss, checked: given, a scalar, and finite."""
+        """The loss; raises if there is none, or if it is not a finite scalar."""
         try:
             loss = self.require_loss()(outputs, self.targets if targets is None else targets)
         except TypeError as problem:
             raise NotMeasurable(
-                f"the loss does not take what the model returns, a {type(outputs).__name__} ({problem}): give one that "
+                f"the loss does not accept the model's output, a {type(outputs).__name__} ({problem}): pass one that "
                 "does, as in loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs.logits, targets)"
             ) from problem
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise NotMeasurable(f"the loss must be one number, and has {shown(loss)}: average it, as with reduction='mean'")
+            raise NotMeasurable(f"the loss must be one number, but has {shown(loss)}: average it, as with reduction='mean'")
         if not loss.isfinite():
-            raise NotMeasurable(f"the loss is {loss.item()}: the batch, or the weights, hold values that it cannot take")
+            raise NotMeasurable(f"the loss is {loss.item()}: the batch or the weights contain values that it cannot handle")
         return loss.squeeze()
 
     def require_loss(self) -> Loss:
-        """The loss, if it and the targets were given."""
+        """The loss; raises if the probe has no loss or no targets."""
         if self.loss is None or self.targets is None:
             missing = "a loss" if self.loss is None else "targets"
             raise NotMeasurable(
-                f"needs {missing}, and the probe has none: Probe(model, (inputs, targets), "
+                f"needs {missing}, but the probe has none: use Probe(model, (inputs, targets), "
                 "loss=torch.nn.functional.cross_entropy)"
             )
         return self.loss
@@ -158,24 +158,24 @@ class Probe:
         """Raise if weights or buffers were written, moved or replaced since the probe was made."""
         replaced = [id(parameter) for parameter in self.model.parameters()] != [id(made) for made in self._made_of]
         if replaced or any(_version(t) != version or memory(t) != where for t, version, where in self._as_made):
-            raise NotMeasurable("the model has changed since the probe was made: make a new Probe of it")
+            raise NotMeasurable("the model has changed since the probe was made: make a new Probe")
 
     # weights
 
     @cached_property
     def weights(self) -> tuple[WeightMatrix, ...]:
-        """The weight matrices that `where` chooses."""
+        """The weight matrices that `where` selects."""
         chosen = select(self.model, self.where, frozen=True).chosen
         _check_finite((weight.name, weight.parameter) for weight in chosen)
         return chosen
 
     def check_finite(self) -> None:
-        """Raise if a parameter holds NaN or infinite entries."""
+        """Raise if a parameter has NaN or infinite entries."""
         _check_finite(self.model.named_parameters())
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What trains, by name, each tensor once: what gradients and curvature are with respect to."""
+        """Trainable parameters by name, each tensor once; gradients and curvature are with respect to these."""
         try:
             return trainable(self.model)
         except ValueError as problem:
@@ -183,12 +183,12 @@ class Probe:
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
-        """Of the batch's loss, by parameter; zero for those that it does not depend on. `.grad` is left alone."""
+        """Gradients of the batch's loss, by parameter; zero where it does not depend on one. `.grad` is unchanged."""
         parameters = self.parameters
         with self.differentiating():
             loss = self.loss_of(self.forward())
             if not loss.requires_grad:
-                raise NotMeasurable("the loss depends on no parameter that trains: it was computed without gradients")
+                raise NotMeasurable("the loss depends on no trainable parameter: it was computed without gradients")
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
         return {name: gradient.detach() for name, gradient in zip(parameters, found, strict=True)}
 
@@ -198,7 +198,7 @@ class Probe:
         given = self._reference
         if given is None:
             raise NotMeasurable(
-                "needs the model at another time, and the probe has none: keep first = copy.deepcopy(model) and give "
+                "needs the model at another time, but the probe has no reference: keep first = copy.deepcopy(model) and use "
                 "Probe(model, batch, reference=first)"
             )
         mine = named_tensors(self.model)
@@ -207,10 +207,10 @@ class Probe:
         other = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
         if other is not None:
             raise NotMeasurable(
-                f"reference is another model: {other!r} is {there.get(other, 'missing')} there and "
-                f"{here.get(other, 'missing')} here. Give this model at another time, or its state dict, with the same names"
+                f"reference is a different model: {other!r} is {there.get(other, 'missing')} there and "
+                f"{here.get(other, 'missing')} here. Pass this model at another time, or its state dict, with the same names"
             )
-        try:  # what is frozen may be shared: it is the same at any time
+        try:  # frozen parameters may be shared: they do not change
             check_not_shared({name: tensor for name, tensor in mine.items() if tensor.requires_grad}, theirs, "reference")
         except ValueError as problem:
             raise NotMeasurable(str(problem)) from problem
@@ -218,7 +218,7 @@ class Probe:
             (one.device, one.dtype) == (theirs[name].device, theirs[name].dtype) for name, one in mine.items()
         ):
             return original(given)
-        reference = copy.deepcopy(self.model)  # takes a state dict's weights, or those of a module elsewhere, to this batch
+        reference = copy.deepcopy(self.model)  # to hold the weights on this model's device and in its dtype
         with torch.no_grad():
             for name, tensor in named_tensors(reference).items():
                 tensor.copy_(theirs[name])
@@ -226,7 +226,7 @@ class Probe:
 
     @cached_property
     def reference_probe(self) -> Probe:
-        """The reference, on the same batch and in the same mode."""
+        """A probe of the reference, with the same batch and mode."""
         return Probe(
             self.reference,
             (self.inputs, self.targets),
@@ -241,7 +241,7 @@ class Probe:
 
     @cached_property
     def units(self) -> Units:
-        """The model's hidden units, found in its code or, if that cannot be read, by running it."""
+        """The model's hidden units, found by tracing its code or, if that fails, by running it."""
         best: Units | None = None
         problem = None
         for example in [self.example] if self.example is not None else [None, self.inputs]:
@@ -250,7 +250,7 @@ class Probe:
             except ValueError as error:
                 problem = error
                 continue
-            if best is None or _count(found) > _count(best):  # a run may show less than the code: of branches, one
+            if best is None or _count(found) > _count(best):  # a run shows only one of several branches
                 best = found
             if not found.not_seen:
                 break
@@ -260,7 +260,7 @@ class Probe:
 
     @property
     def groups(self) -> dict[str, UnitGroup]:
-        """Groups of hidden units by the name of the layer that makes them."""
+        """Groups of hidden units, by the name of the layer that makes them."""
         return {group.name: group for group in self.units.groups}
 
     @cached_property
@@ -270,9 +270,9 @@ class Probe:
 
     @cached_property
     def preactivations(self) -> dict[str, Tensor]:
-        """(samples, units) of each group, before the activation function and behind a norm that stands before it.
+        """(samples, units) of each group, before the activation function and after a norm, if one comes first.
 
-        Groups whose units are products (gates), or are made by several layers, have no such thing, and are not here.
+        Groups whose units are products (gates), or are made by several layers, have no preactivations and are left out.
         """
         found = {
             name: self._finite(f"preactivations of {name}", in_order(group, self.model, self._seen.before[name].values))
@@ -287,8 +287,8 @@ class Probe:
     def slopes(self) -> dict[str, Tensor]:
         """(samples, units): the mean |∂h/∂z| over positions, of activations h in preactivations z.
 
-        Norms and dropout behind the activation function are left out: a batch norm makes Σh the same whatever z is. Columns
-        that read the same z twice, as of a concatenated ReLU, add up before the mean.
+        Norms and dropout after the activation function are skipped: a batch norm makes Σh the same whatever z is. Columns
+        that read the same z twice, as in a concatenated ReLU, are summed before the mean.
         """
         slopes: dict[str, Tensor] = {}
         wanted = self.preactivations
@@ -300,21 +300,23 @@ class Probe:
                 if total.requires_grad:
                     (slope,) = torch.autograd.grad(total, before, retain_graph=True, materialize_grads=True)
                 else:
-                    slope = torch.zeros_like(before)  # an activation function without a derivative, as a step
+                    slope = torch.zeros_like(before)  # an activation function without a derivative, such as a step
                 slope = slope.abs().to(total.dtype)
                 by_unit = in_order(group, self.model, slope)  # (samples · positions of z, units)
-                positions, rest = divmod(read.shape[0], self.samples)  # of h: pooling leaves fewer than z has
+                positions, rest = divmod(read.shape[0], self.samples)  # of h
                 if rest or by_unit.shape[0] % self.samples:
-                    raise NotMeasurable(f"needs as many positions of every sample, and {name} has {read.shape[0]} in all")
+                    raise NotMeasurable(
+                        f"needs the same number of positions for every sample, but {name} has {read.shape[0]} in total"
+                    )
                 by_sample = by_unit.reshape(self.samples, -1, group.size).sum(1) / positions
                 slopes[name] = self._finite(f"slopes of {name}", by_sample)
         return slopes
 
     @cached_property
     def features(self) -> dict[str, Tensor]:
-        """(samples, channels): the activations of every group of units and, as "head:input", what output layers read.
+        """(samples, channels): the activations of every group of units, and the inputs of output layers as "head:input".
 
-        The latter only where that is not just the units of one group.
+        An output layer's input is left out if it is just the units of one group.
         """
         heads = {
             f"{name}:input".lstrip(":"): self._finite(f"inputs of {name}", channels_last(self.model, name, inputs))
@@ -327,7 +329,7 @@ class Probe:
 
     @cached_property
     def sample_features(self) -> dict[str, Tensor]:
-        """The same as one row for each sample, with all its positions: (samples, positions · channels)."""
+        """The features with one row per sample that has all its positions: (samples, positions · channels)."""
         raw = {name: self._seen.tap.read(name) for name in self._units_of_seen}
         raw |= {f"{name}:input".lstrip(":"): inputs for name, inputs in self._seen.heads.items()}
         if not raw:
@@ -335,7 +337,7 @@ class Probe:
         for name, inputs in raw.items():
             if inputs.shape[0] != self.samples:
                 raise NotMeasurable(
-                    f"needs features with samples on their first axis, and those of {name} are {tuple(inputs.shape)}"
+                    f"needs features with samples on their first axis, but those of {name} have shape {tuple(inputs.shape)}"
                 )
         return {name: self._finite(f"features of {name}", inputs.flatten(1)) for name, inputs in raw.items()}
 
@@ -347,10 +349,10 @@ class Probe:
     def _finite(self, what: str, values: Tensor) -> Tensor:
         values = values.to(work_dtype(values.dtype))
         if not values.isfinite().all():
-            raise NotMeasurable(f"{what} for this batch are NaN or infinite: look at its inputs and the weights")
+            raise NotMeasurable(f"{what} for this batch are NaN or infinite: check the inputs and the weights")
         return values
 
-    _no_features = "this model has neither hidden units nor a layer that is known to make its output"
+    _no_features = "this model has neither hidden units nor an output layer that can be identified"
 
     @cached_property
     def _units_of_seen(self) -> list[str]:
@@ -361,7 +363,7 @@ class Probe:
         try:
             groups = self.groups
         except NotMeasurable:
-            groups = {}  # features may be there all the same; who needs units asks for them and gets the error
+            groups = {}  # there may be features nevertheless; measures that need units raise this error
         with self.running():
             seen = look(self.model, groups, self._heads, self.forward)
         missed = [name for name in groups if name not in seen.tap.inputs]
@@ -389,7 +391,7 @@ def _count(units: Units) -> int:
 def _check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
     bad = [name for name, tensor in named if not tensor.isfinite().all()]
     if bad:
-        raise NotMeasurable(f"{', '.join(bad[:3])}: NaN or infinite entries, which no measure of weights allows")
+        raise NotMeasurable(f"{', '.join(bad[:3])}: NaN or infinite entries; no measure of weights is defined for them")
 
 
 def _plainly_named(state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Where float32's range ends: squares overflow from 2e19 on and vanish below 1e-23, while the numbers are still fine."""
+"""Stay within float32, where squares overflow above 2e19 and vanish below 1e-23, although the numbers themselves fit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..weights.inventory import WeightMatrix
 def power_of_two(*tensors: Tensor) -> Tensor:
     """The power of two at or just below the largest |entry|; 1 if all entries are zero.
 
-    Division by it is exact, so that what is computed of the quotient has the same digits, and squares stay within range.
+    Division by it is exact, so results keep their digits, and squares of the quotient stay within range.
 
     >>> power_of_two(torch.tensor([3e30, -5e30]))
     tensor(2.5353e+30)
     """
-    ends = [torch.stack(tensor.detach().aminmax()).to(tensors[0]) for tensor in tensors]  # reads once, copies nothing
+    ends = [torch.stack(tensor.detach().aminmax()).to(tensors[0]) for tensor in tensors]  # one pass, no copy
     return products.power_of_two(torch.stack(ends).abs().amax())
 
 

@@ -1,4 +1,4 @@
-"""What one run of a model shows of its units: activations, what they were computed from, and what output layers read."""
+"""One run of a model with hooks: its units' activations and preactivations, and the inputs of output layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..weights.layers import NORMS
 
 @dataclass
 class Made:
-    """Preactivations of a group, and the layer that they came out of; where they lay tells whether a norm was given them."""
+    """Preactivations of a group and the layer that made them; the address tells whether a norm reads them."""
 
     layer: str
     values: Tensor  # a copy: the activation function may work in place
@@ -37,7 +37,7 @@ class Seen:
 
 @torch.no_grad()
 def look(model: nn.Module, groups: Mapping[str, UnitGroup], heads: Iterable[str], run: Callable[[], Any]) -> Seen:
-    """Run the model once, with hooks; whoever calls takes them off again."""
+    """Run the model once, with hooks; the caller must remove them."""
     with Tap(model, list(groups.values()), always=True, compiled=False) as tap:
         seen = Seen(tap)
         for name, group in groups.items():
@@ -56,10 +56,10 @@ def look(model: nn.Module, groups: Mapping[str, UnitGroup], heads: Iterable[str]
 def cut(
     model: nn.Module, groups: Mapping[str, UnitGroup], seen: Seen, run: Callable[[], Any]
 ) -> tuple[Tap, dict[str, Tensor]]:
-    """Run the model with every group's preactivations at the beginning of a graph of their own, and return those.
+    """Run the model with every group's preactivations as leaves of a graph, and return them.
 
-    They have the values that were seen. What mixes or drops units behind them does nothing here; values that go wrong
-    thereby go no further than the next preactivations.
+    The leaves have the values of the earlier run. Norms and dropout after them are skipped; values that become wrong by this
+    reach only as far as the next leaves.
     """
     cuts = {name: made.values.clone().requires_grad_() for name, made in seen.before.items()}
     at = {made.layer: name for name, made in seen.before.items()}
@@ -78,14 +78,14 @@ def _modules(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[tuple
 
 
 def _only_maker(group: UnitGroup) -> str | None:
-    """The layer that makes the group's units, one channel each; None if they are products, or several layers' work."""
+    """The layer that makes the group's units, one channel each; None for products, or if several layers make them."""
     makers = {slot.layer for slot in group.makers}
     units = group.makers[0].units
     return makers.pop() if len(makers) == 1 and int((units >= 0).sum()) == group.size else None
 
 
 def _reads_nothing_else(model: nn.Module, group: UnitGroup) -> bool:
-    """Whether the input of the group's first reader is its units, a column each."""
+    """Whether the group's first reader reads these units alone, one column each."""
     reader = model.get_submodule(group.readers[0].layer)
     return affine(reader).reads == group.columns.numel() == group.size
 
@@ -107,8 +107,8 @@ def _keep_normed(seen: Seen, norm: str) -> Callable[..., None]:
 
 
 def _is_still(given: Any, made: Made) -> bool:
-    """Whether a norm is given what the layer made. What an activation function wrote lies elsewhere or has been written
-    again; memory that was freed and used anew holds other values."""
+    """Whether a norm reads what the layer made. An activation function's output is at another address, or was written to
+    since; memory that was freed and used again holds other values."""
     return (
         isinstance(given, Tensor)
         and (given.data_ptr(), given._version) == (made.address, made.version)
@@ -125,7 +125,7 @@ def _keep_input(seen: Seen, name: str) -> Callable[..., None]:
 
 
 def in_order(group: UnitGroup, model: nn.Module, made: Tensor) -> Tensor:
-    """A layer's outputs as (samples, units) in the group's order of units."""
+    """A layer's outputs as (samples, units), in the group's order of units."""
     slot = group.makers[0]
     channels = channels_last(model, slot.layer, made)
     order = torch.argsort(slot.units, stable=True)[(slot.units < 0).sum() :]

@@ -1,4 +1,4 @@
-"""`measure`: take several measures of a probe at once."""
+"""`measure`: several measures of a probe at once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def measure(
     names: str | Iterable[str] = "cheap",
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, float]:
-    """Take measures of a probe, by flat names: "dormant_fraction/layer1.conv1", and "dormant_fraction" for the whole model.
+    """Measures of a probe, by flat names: "dormant_fraction/layer1.conv1", and "dormant_fraction" for the whole model.
 
-    probe: or several by name, as in {"train": one, "test": another}; the names then begin with "train/" and "test/".
-    names: of measures (`MEASURES` has them all), of families ("weights", "features", "units", "gradients", "curvature"), or
-        "cheap" for those that take no more than a forward pass. Measures that need a reference or a special kind of model,
-        or repeat another as its authors compute it, come by their own name only.
-    settings: other than the defaults, by measure: {"dormant_fraction": {"tau": 0.1}}.
+    probe: a probe, or several by name, as in {"train": one, "test": another}; names then begin with "train/" and "test/".
+    names: measures (`MEASURES` lists them), families ("weights", "features", "units", "gradients", "curvature"), or "cheap"
+        for all that need at most a forward pass. Measures that need a reference or a special kind of model, or repeat
+        another measure as its authors compute it, must be named.
+    settings: changes to the defaults, by measure: {"dormant_fraction": {"tau": 0.1}}.
 
-    What cannot be measured is an error that names the measure and what it needs; so is what is not a finite number, or
-    nothing but rounding. Of a family, what this kind of model has nothing for is left out with a warning. A condition number
-    may be infinite, and is for a singular matrix.
+    A measure that cannot be computed is an error that names it and what it needs; so is a result that is not finite, or only
+    rounding. If you ask for a family, measures that do not apply to this kind of model are left out with a warning. The
+    condition number of a singular matrix is infinite.
     """
     if isinstance(probe, Mapping):
         taken = {label: measure(one, names, settings) for label, one in probe.items()}
@@ -37,7 +37,7 @@ def measure(
         raise TypeError(f"measure needs a Probe, got {type(probe).__name__}: write measure(Probe(model, batch), names)")
     settings = settings or {}
     if not isinstance(names, str | Iterable):
-        raise TypeError(f"names is a {type(names).__name__}: give the names of measures, or of a family")
+        raise TypeError(f"names is a {type(names).__name__}: pass the names of measures or of a family")
     asked = [names] if isinstance(names, str) else list(names)
     chosen = chosen_measures(asked)
     check_settings(settings, chosen)
@@ -55,7 +55,7 @@ def measure(
             raise NotMeasurable(f"{name}: {problem}") from problem
         found |= {f"{name}/{layer}" if layer else name: value for layer, value in values.items()}
     if not found:
-        raise NotApplicable(f"this model has nothing for {', '.join(asked)}: {', '.join(chosen)} do not apply to it")
+        raise NotApplicable(f"nothing of {', '.join(asked)} applies to this model: {', '.join(chosen)} do not")
     return found
 
 
@@ -73,24 +73,24 @@ def chosen_measures(asked: Iterable[str]) -> list[str]:
         else:
             raise ValueError(_unknown(str(ask), sorted(families)))
     if not chosen:
-        raise ValueError("no measure was asked for: give names, a family, or 'cheap'")
+        raise ValueError("names is empty: pass names of measures, a family, or 'cheap'")
     return list(chosen)
 
 
 def _unknown(ask: str, families: list[str]) -> str:
     measured, slash, _ = ask.partition("/")
     if slash and measured in MEASURES:
-        return f"{ask!r}: layers come with their measure. Write measure(probe, {measured!r})[{ask!r}]"
+        return f"{ask!r}: values of layers come with their measure. Write measure(probe, {measured!r})[{ask!r}]"
     near = difflib.get_close_matches(ask, MEASURES, n=3, cutoff=0.6) or [name for name in MEASURES if ask in name]
     known = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(MEASURES)}"
-    return f"{ask!r} is no measure; {known}{'' if near else ','} and the families {', '.join(families)} and 'cheap'"
+    return f"{ask!r} is not a measure; {known}{'' if near else ','} and the families {', '.join(families)} and 'cheap'"
 
 
 def check_settings(settings: Mapping[str, Mapping[str, Any]], chosen: list[str]) -> None:
-    """Raise for settings that no measure takes."""
+    """Raise for settings that no chosen measure takes."""
     for name, given in settings.items():
         if name not in chosen:
-            raise ValueError(f"settings are given for {name!r}, which is not measured here: {', '.join(chosen)} are")
+            raise ValueError(f"settings has {name!r}, which is not measured; the measures are {', '.join(chosen)}")
         unknown = [key for key in given if key not in MEASURES[name].settings]
         if unknown:
             known = ", ".join(f"{key}={value!r}" for key, value in MEASURES[name].settings.items()) or "none"

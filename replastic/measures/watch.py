@@ -1,16 +1,16 @@
-"""When is plasticity being lost? `watch` looks at hidden units while somebody else's loop trains, and says when to act.
+"""When is a model losing plasticity? `watch` monitors hidden units while your own loop trains, and tells you when to act.
 
-A unit is idle in a batch if the next layer learns nothing from it there:
+A unit is idle in a batch if the next layer learns nothing from it:
 
     h <= 0 for every sample,    or    std(h) <= τ · max(rms(h), mean rms of the layer),    τ = 0.025
 
-The first are units that are off: dead ones of ReLU, and of Leaky ReLU or GELU those that never leave the flat side. The
-second are stuck: saturated, or faint beside their neighbours. One batch is little evidence, so a unit counts only if it was
-idle each of the last few times. The alarm is raised when, in some layer, the share of such units has risen by `threshold`
-above the lowest that this layer had since the last alarm. One layer is enough: all that passes must pass through what is
-left of it.
+Units of the first kind are off: dead units of ReLU, and units of Leaky ReLU or GELU that never leave the flat side. Units of
+the second kind are stuck: saturated, or weak compared with the others of their layer. One batch is little evidence, so a
+unit counts only if it was idle in each of the last few looks. The alarm is raised when, in some layer, the share of such
+units has risen by `threshold` above the lowest since the last alarm. One layer is enough, because all information must pass
+through it.
 
-The rule is ours. docs/measures.md has how often it was wrong, and what it does not see.
+The rule is our own. docs/measures.md has its rate of false alarms, and what it cannot detect.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ..learner.fresh import moved
 from ..linalg.polar_factor import work_dtype
 from ..units import Example, Tap, find_units
 
-_FLAT = 0.025  # τ; the threshold that Sokar et al. (2023) give for dormant units
-_PATIENCE = 100  # calls in a row without a pass to look at, after which a warning is due
-_FEWEST = 8  # samples, or positions, that a pass must have
-_HINT = ". If its code cannot be traced, give an input to run it on: rp.watch(model, example=inputs)"
+_FLAT = 0.025  # τ: the threshold of Sokar et al. (2023) for dormant units
+_PATIENCE = 100  # consecutive calls without a usable pass before a warning
+_FEWEST = 8  # samples or positions that a pass must have
+_HINT = ". If its code cannot be traced, pass an input to run it on: rp.watch(model, example=inputs)"
 
 
 def idle(activations: Tensor) -> Tensor:
-    """(units,): which units of (samples, units) are off or stuck in this batch.
+    """(units,): which units of activations (samples, units) are off or stuck in this batch.
 
     >>> idle(torch.tensor([[0.0, 1.0, 5.0, -1.0], [0.0, 3.0, 5.0, -2.0]]))
     tensor([ True, False,  True,  True])
@@ -49,7 +49,7 @@ def idle(activations: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen at one time: the share of idle units in each layer, and whether that raised the alarm."""
+    """One look: the share of idle units in each layer, and whether that raised the alarm."""
 
     call: int  # of should_restore
     idle: dict[str, float]
@@ -57,17 +57,17 @@ class Look:
 
 
 class Watch:
-    """Looks at a model's hidden units every so many steps; see `watch`."""
+    """Looks at a model's hidden units every few steps; see `watch`."""
 
     _name = "watch"
-    _advice = "call model.train(), and the model itself, and make the watch before what is compiled"
+    _advice = "call model.train(), call the model itself, and make the watch before compiling"
 
     def __init__(self, model: nn.Module, every: int, looks: int, threshold: float, example: Example | None) -> None:
         whole = all(isinstance(number, int) and number >= 1 for number in (every, looks))
         if not whole or not 0 < threshold < 1:
             raise ValueError(
-                f"every={every!r}, looks={looks!r}, threshold={threshold!r}: give whole numbers, from 1 on, and a share "
-                "between 0 and 1"
+                f"every={every!r}, looks={looks!r}, threshold={threshold!r}: pass integers of at least 1 for the "
+                "first two, and a share between 0 and 1"
             )
         self.every, self.looks, self.threshold = every, looks, threshold
         self.history: list[Look] = []
@@ -77,18 +77,18 @@ class Watch:
             units = find_units(model, example)
         except ValueError as problem:
             raise ValueError(
-                f"{str(problem).partition(': give an input')[0]}{_HINT if example is None else ''}"
+                f"{str(problem).partition(': pass an input')[0]}{_HINT if example is None else ''}"
             ) from problem
         self._tap = Tap(model, units.groups, on=every == 1)
         self._waited = 0
         self._recent: deque[dict[str, Tensor]] = deque(maxlen=looks)
 
     def should_restore(self) -> bool:
-        """Call it after every step of training: True when it is time, for example for rp.fire_(model).
+        """Call this after every training step; True when it is time to act, for example with rp.fire_(model).
 
-        Nearly always it does nothing. Every so many calls it has the next forward pass in training mode kept, and the call
-        after that looks at it. If nothing is done about an alarm, or nothing helps, the next one comes when as much again is
-        lost.
+        Most calls do nothing. Every `every` calls, the next forward pass in training mode is kept, and the call after it
+        looks at the activations. If an alarm changes nothing, the next one comes when the share has risen by `threshold`
+        again.
         """
         if self._tap.closed:
             raise RuntimeError("this watch was closed: make a new one with rp.watch(model)")
@@ -109,11 +109,11 @@ class Watch:
             self._tap.on = False
             self._tap.clear()
         if (self.calls + 1) % self.every == 0:
-            self._tap.on = True  # and it stays on until a pass has come: some calls may be between passes
+            self._tap.on = True  # stays on until a pass comes: there may be calls between passes
         return alarm
 
     def _complete(self) -> bool:
-        """Whether a pass came, of all units, with samples enough to tell what is stuck from what was seen once."""
+        """Whether a pass of all units came, with enough samples to recognise stuck units."""
         return all(
             name in self._tap.inputs and self._tap.read(name).numel() >= _FEWEST * group.columns.numel()
             for name, group in self._tap.groups.items()
@@ -126,7 +126,7 @@ class Watch:
             return False
         always = [torch.stack([look[name] for look in self._recent]).all(0).float().mean() for name in self._tap.groups]
         finite = torch.stack([self._tap.read(name).isfinite().all() for name in self._tap.groups])
-        shares = dict(zip(self._tap.groups, torch.stack(always).where(finite, torch.nan).tolist(), strict=True))  # one wait
+        shares = dict(zip(self._tap.groups, torch.stack(always).where(finite, torch.nan).tolist(), strict=True))  # one sync
         broken = [name for name, share in shares.items() if math.isnan(share)]
         if broken:
             raise RuntimeError(f"watch: the units of {broken[0]!r} are NaN or infinite: training has diverged")
@@ -135,7 +135,7 @@ class Watch:
         self.history.append(Look(self.calls, shares, alarm))
         if alarm:
             self._recent.clear()
-            self.lowest = shares  # what has been said is not said again; if it is mended, the lowest follows
+            self.lowest = shares  # do not repeat the alarm; falls if units recover
         return alarm
 
     def __repr__(self) -> str:
@@ -148,27 +148,27 @@ class Watch:
         return f"{text}; most idle: {share:.0%} in {name!r}; {alarms} alarm{'s'[: alarms != 1]})"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; the history stays behind."""
+        """What a resumed run needs, without the history."""
         return {"calls": self.calls, "lowest": dict(self.lowest), "recent": list(self._recent), "due": self._tap.on}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Resume from a `state_dict`."""
         if not {"calls", "lowest", "recent"} <= set(saved):
             raise ValueError(
-                f"this is no state of a watch: it has {', '.join(saved) or 'nothing'}, not calls, lowest, recent"
+                f"this is not the state of a watch: it has {', '.join(saved) or 'nothing'}, not calls, lowest, recent"
             )
         sizes = {name: group.size for name, group in self._tap.groups.items()}
         looks = [{name: len(units) for name, units in look.items()} for look in saved["recent"]]
         if any(look != sizes for look in looks) or not set(saved["lowest"]) <= set(sizes):
-            raise ValueError("the state is of another model, or of one with other units: load it into a watch of the same")
+            raise ValueError("the state belongs to a model with other units: load it into a watch of the same model")
         self.calls, self.lowest = saved["calls"], dict(saved["lowest"])
         device = next(iter(self._tap.groups.values())).columns.device
         self._recent = deque(moved(saved["recent"], None, device), maxlen=self.looks)
-        # A look may be waiting for a larger batch; states that do not say so were saved before this was kept.
+        # A look may be waiting for a larger batch; older states lack this entry.
         self._tap.on = saved.get("due", (self.calls + 1) % self.every == 0)
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self._tap.close()
         self._tap.clear()
 
@@ -187,11 +187,11 @@ def watch(
     threshold: float = 0.2,
     example: Example | None = None,
 ) -> Watch:
-    """Watch a model's hidden units during training, for the moment at which it is losing plasticity.
+    """Watch a model's hidden units during training, to notice when it is losing plasticity.
 
     every: steps between looks.
-    looks: how many in a row a unit must have been idle.
-    threshold: how much the share of idle units may rise in a layer, above the lowest that it had since the last alarm.
+    looks: number of consecutive looks in which a unit must be idle.
+    threshold: how much the share of idle units in a layer may rise above its lowest since the last alarm.
     example: an input to run the model on once, if its code cannot be traced; see `find_units`.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -1,6 +1,6 @@
-"""Measures of weights alone: no data needed.
+"""Measures of weights alone, which need no data.
 
-All but `layer_deviation` are of matrices (..., out, in), batched over leading axes.
+All except `layer_deviation` take matrices (..., out, in), batched over leading axes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ..weights.inventory import WeightMatrix
 from .batch import shown
 from .probe import NotMeasurable
 
-# From this ratio of the sides on, reducing a matrix to a square one first makes its singular values cheaper.
+# From this ratio of the sides, a QR decomposition first makes singular values cheaper.
 _TALL = 2
 
 
 def layer_deviation(weight: WeightMatrix) -> Tensor:
-    """Deviation from isometry of one layer, per column: 0 for a layer that was fired exactly.
+    """Deviation from isometry of one layer, per column: 0 after exact FIRE.
 
         DfI/column = (1/(slices·n)) · Σ over slices of ‖GᵀG - I‖²,    G = W/scale on its smaller side, n columns
 
-    The scale, sqrt(out/in) divided by the kernel's area, is the one FIRE gives the layer; without taking it out a perfect
-    isometry of a non-square layer would not read 0. Differentiable in the parameter. For the paper's own figure, which
-    its theorems are about, use `deviation_from_isometry(layer.weight.T)` of a linear layer.
+    The scale, sqrt(out/in) divided by the kernel's area, is the one that FIRE sets; without dividing by it, a perfect
+    isometry of a non-square layer would not be 0. Differentiable in the parameter. For the paper's own quantity, the subject
+    of its theorems, use `deviation_from_isometry(layer.weight.T)` of a linear layer.
     """
     if not isinstance(weight, WeightMatrix):
         raise TypeError(
@@ -51,7 +51,7 @@ def frobenius_norm(matrix: Tensor) -> Tensor:
 
 
 def norm_growth(matrix: Tensor, reference: Tensor) -> Tensor:
-    """‖W‖_F / ‖W_ref‖_F: by which factor a weight has grown since the reference.
+    """‖W‖_F / ‖W_ref‖_F: the factor by which a weight has grown since the reference.
 
     >>> norm_growth(3 * torch.eye(2), torch.eye(2))
     tensor(3.)
@@ -60,7 +60,7 @@ def norm_growth(matrix: Tensor, reference: Tensor) -> Tensor:
 
 
 def relative_distance(matrix: Tensor, reference: Tensor) -> Tensor:
-    """‖W - W_ref‖_F / ‖W_ref‖_F: how far a weight has moved since the reference, as a share of what it was.
+    """‖W - W_ref‖_F / ‖W_ref‖_F: how far a weight has moved since the reference, relative to its norm then.
 
     >>> relative_distance(3 * torch.eye(2), torch.eye(2))
     tensor(2.)
@@ -82,7 +82,7 @@ def condition_number(matrix: Tensor) -> Tensor:
     """κ = σ_max/σ_min: 1 for a multiple of an isometry, infinite for a singular matrix.
 
     The smallest of the min(out, in) singular values counts as zero below eps·max(out, in)·σ_max, with the eps of float64. A
-    matrix of zeros has no condition.
+    matrix of zeros has no condition number.
 
     >>> condition_number(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
     tensor(6.)
@@ -93,9 +93,9 @@ def condition_number(matrix: Tensor) -> Tensor:
 
 
 def stable_rank(matrix: Tensor) -> Tensor:
-    """‖M‖²_F/‖M‖²₂ = Σσ²/σ_max²: the rank, as far as it carries weight (Rudelson & Vershynin 2007). 0 for zeros.
+    """‖M‖²_F/‖M‖²₂ = Σσ²/σ_max²: a rank that small singular values hardly change (Rudelson & Vershynin 2007).
 
-    At most the rank, and unmoved by small singular values.
+    At most the rank; 0 for a matrix of zeros.
 
     >>> stable_rank(torch.diag(torch.tensor([2.0, 2.0, 1.0])))
     tensor(2.2500)
@@ -104,10 +104,10 @@ def stable_rank(matrix: Tensor) -> Tensor:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """(..., k) singular values, largest first, computed in float64; those at the level of its rounding are zero.
+    """(..., k) singular values, largest first, computed in float64; values at its rounding level are set to zero.
 
-    That level is eps·max(rows, columns) of the largest, as for numpy's matrix_rank. Entries are taken as the exact numbers
-    that they are, whatever they were rounded to before. Values that the matrix's dtype cannot hold stay in float64.
+    That level is eps·max(rows, columns) of the largest, as in numpy's matrix_rank. Entries count as exact, whatever
+    precision they were rounded to before. If the matrix's dtype cannot hold a value, the result stays in float64.
 
     >>> singular_values(torch.diag(torch.tensor([2.0, 3.0, 1e-20])))
     tensor([3., 2., 0.])
@@ -134,7 +134,7 @@ def condition_number_of_spectrum(values: Tensor) -> Tensor:
     """`condition_number` from singular values."""
     largest, smallest = values.amax(-1), values.amin(-1)
     if not (largest > 0).all():
-        raise NotMeasurable("a matrix of zeros has no condition number: leave it out with where=...")
+        raise NotMeasurable("a matrix of zeros has no condition number: exclude it with where=...")
     return largest / smallest
 
 
@@ -161,5 +161,5 @@ def _norm_of_reference(matrix: Tensor, reference: Tensor) -> Tensor:
         raise ValueError(f"compares matrices of one shape, got {tuple(matrix.shape)} and {tuple(reference.shape)}")
     norm = frobenius_norm(reference).to(matrix.device)
     if not (norm > 0).all():
-        raise NotMeasurable("the reference is all zeros, of which nothing is a multiple: leave it out with where=...")
+        raise NotMeasurable("the reference is all zeros, so there is no ratio to it: exclude it with where=...")
     return norm

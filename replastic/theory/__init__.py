@@ -1,7 +1,7 @@
-"""What theory says of plasticity, as numbers: both sides of each theorem, for a small network that is given.
+"""Theorems on plasticity as numbers: both sides of each inequality, for a small network that you pass.
 
-`fire` has the theorems of FIRE, `collapse` those on spectral collapse. A paper's statement that does not hold as printed is
-here in a form that does; each file lists these under "Departures".
+`fire` has the theorems of FIRE, `collapse` those on spectral collapse. Where a paper's statement does not hold as printed, a
+form that holds is here instead; each file lists these under "Departures".
 """
 
 from . import collapse as collapse

@@ -1,27 +1,28 @@
-"""What is proved of spectral collapse: dead units and the Hessian's rank, which units stay dead, how large R is.
+"""Theorems on spectral collapse: dead units and the Hessian's rank, which units stay dead, how large R is.
 
 He, Guo, Prakash, Tiwari, Tao, Serapio, Greenwald & Konidaris: Spectral Collapse Drives Loss of Plasticity in Deep Continual
-Learning, section 6 and appendix B. Its networks have two layers, W₁ (H, I), b₁, W₂ (O, H), b₂, with ReLU between them;
+Learning, section 6 and appendix B. The networks have two layers, W₁ (H, I), b₁, W₂ (O, H), b₂, with ReLU between them;
 weights are (out, in), as PyTorch stores them. Everything is computed in float64.
 
-Departures, where the printed form does not hold or needs more than it says:
-    - Theorem 6.2 counts units with preactivations of exactly 0 as dead. There ReLU has no derivative; torch takes 0 for it,
+Departures, where the printed form does not hold or needs further assumptions:
+    - Theorem 6.2 counts units with preactivations of exactly 0 as dead. There ReLU has no derivative; torch uses 0,
       and with that the theorem holds.
-    - Lemma B.1 gives a ball of radius e around a point of the ball of radius r the share (e/r)^I of it (equation 15). Near
-      the boundary, where most of a ball is if I is large, much of it lies outside. Inside lies a ball of radius e/2, so that
+    - Lemma B.1 assumes that a ball of radius e around a point of the ball of radius r has the share (e/r)^I of it (equation
+      15). Near the boundary, where most of a ball's volume is if I is large, much of the small ball lies outside. A ball of
+      radius e/2 lies inside, so that
           Δ ≤ 2r (log(2N/δ)/N)^(1/I),    p ≥ 1 - 2exp(log N - N (γ/(2‖w‖r))^I)
-      hold. γ is a constant there: a margin that was read off the same random points is not.
-    - Theorem 6.5 compares the dead units that persist with n - m, the live ones that are needed, where m is how many may be
-      dead. A task with Σξ ≤ n - m is not the one that is trainable: that one has k_d + Σξ ≤ m. With S = Σξ, by Cantelli,
+      hold. γ must be a constant: a margin that is computed from the same random points is not.
+    - Theorem 6.5 compares the number of dead units that persist with n - m, the number of live units needed, where m is the
+      number that may be dead. But a task is trainable if k_d + Σξ ≤ m, not if Σξ ≤ n - m. With S = Σξ, by Cantelli,
           P(trainable) ≤ P(S ≤ m - k_d) ≤ Var S / (Var S + (μ - m + k_d)²)    if μ > m - k_d
-      k_d counts units that are dead whatever the shift, others than those of S; the paper does not define it.
-    - The proof of 6.5 has Var S = Σp(1 - p), of independent units. By definition 6.4 all depend on one Δ: ξⱼ is 1 if
-      Δ ≤ γⱼ/‖wⱼ‖. Then Var S = Σᵢⱼ min(pᵢ, pⱼ) - pᵢpⱼ, which is up to k times as much.
-    - Theorem B.3 compares the gradient at a new sample with that at an old one as if they had the same label (equations 32
-      to 34). Here the labels' change is a term of its own: without it, new labels of old inputs change nothing. d(X, X') is
-      not defined there; the proof needs a largest distance, and the Hausdorff distance is one.
-    - Corollary B.4: equation 35 has λᵢ(R) for λᵢ(G). Equations 38 to 40 speak of the smallest positive eigenvalue of H,
-      which R may have made of a zero of G, and which is as small as it likes. What Weyl gives is, for r = rank G,
+      k_d, which the paper does not define, counts units outside of S that are dead for every shift.
+    - The proof of 6.5 uses Var S = Σp(1 - p), which is that of independent units. By definition 6.4 all depend on one Δ: ξⱼ
+      is 1 if Δ ≤ γⱼ/‖wⱼ‖. Then Var S = Σᵢⱼ min(pᵢ, pⱼ) - pᵢpⱼ, which is up to k times as large.
+    - Theorem B.3 compares the gradients at a new and an old sample as if they had the same label (equations 32 to 34). Here
+      the change of labels is a separate term: without it, new labels of old inputs would change nothing. The paper does not
+      define d(X, X'); the proof needs a largest distance, such as the Hausdorff distance.
+    - Corollary B.4: equation 35 has λᵢ(R) for λᵢ(G). Equations 38 to 40 are about the smallest positive eigenvalue of H,
+      which may come from R where G has a zero, and can be arbitrarily small. Weyl's inequality gives, for r = rank G,
           λ_r(H + 2qI) ≥ λ_r(G) - ‖R‖₂ + 2q
       and the conclusion (2q > ‖R‖₂ - λ_r(G) keeps r eigenvalues positive) follows.
 """
@@ -42,8 +43,8 @@ from .dense import Curvature, Loss, check_chain, curvature, in_float64, output_c
 Form = Literal["proved", "printed"]
 Dependence = Literal["common", "independent"]
 
-# The paper's two losses, of outputs z and labels y as vectors (a class is a one-hot one), with the Lipschitz constant of
-# their gradients in z: that of softmax is 1/2, where two classes share all of the probability.
+# The paper's two losses of outputs z and labels y (vectors; a class is a one-hot vector), with the Lipschitz constant of
+# their gradients in z: that of softmax is 1/2, attained where two classes share all of the probability.
 _LOSSES: dict[str, tuple[Loss, float]] = {
     "squared": (lambda z, y: (z - y).square().sum(1).mean() / 2, 1.0),
     "cross_entropy": (lambda z, y: -(y * torch.log_softmax(z, 1)).sum(1).mean(), 0.5),
@@ -54,7 +55,7 @@ _LOSSES: dict[str, tuple[Loss, float]] = {
 
 
 def dead_units(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
-    """Definition 6.1: which units of a ReLU layer are 0 for all inputs, as a bool each.
+    """Definition 6.1: which units of a ReLU layer are 0 for all inputs, one bool per unit.
 
     >>> dead_units(torch.tensor([[1.0], [1.0]]), torch.tensor([0.0, -3.0]), torch.tensor([[1.0], [2.0]]))
     tensor([False,  True])
@@ -63,7 +64,7 @@ def dead_units(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
 
 
 def hessian_rank(weights: Sequence[Tensor], biases: Sequence[Tensor], inputs: Tensor, targets: Tensor, loss: Loss) -> Bound:
-    """Theorem 6.2: k dead units of a two-layer ReLU network take k(I + O + 1) from the Hessian's rank.
+    """Theorem 6.2: k dead units of a two-layer ReLU network reduce the Hessian's rank by k(I + O + 1).
 
         rank(∇²L) ≤ P - k(I + O + 1),    P = H(I + 1) + O(H + 1)
 
@@ -80,7 +81,7 @@ def hessian_rank(weights: Sequence[Tensor], biases: Sequence[Tensor], inputs: Te
 
 
 def most_dead_units(inputs: int, hidden: int, outputs: int, rank: float) -> float:
-    """Theorem 6.2, the other way round: m = (P - ρ)/(I + O + 1), with how many dead units a Hessian of rank ρ is possible.
+    """Theorem 6.2, solved for k: m = (P - ρ)/(I + O + 1), the most dead units with which a Hessian of rank ρ is possible.
 
     >>> most_dead_units(inputs=2, hidden=4, outputs=1, rank=9)
     2.0
@@ -100,25 +101,25 @@ def hausdorff_distance(inputs: Tensor, others: Tensor) -> Tensor:
     """
     if inputs.ndim != 2 or others.ndim != 2 or inputs.shape[1] != others.shape[1] or not len(inputs) or not len(others):
         raise ValueError(
-            f"sets of shapes {tuple(inputs.shape)} and {tuple(others.shape)}: give one row a point, of the same length"
+            f"sets of shapes {tuple(inputs.shape)} and {tuple(others.shape)}: pass one row per point, of the same length"
         )
-    # By differences: the shorter way by inner products loses half the digits of points that lie close together.
+    # By differences: inner products lose half of the digits for points that are close together.
     distances = torch.cdist(inputs, others, compute_mode="donot_use_mm_for_euclid_dist")
     return torch.maximum(distances.amin(1).amax(), distances.amin(0).amax())
 
 
 def margins(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
-    """γⱼ = -max over inputs of the preactivation: 0 or more for a dead unit, and below 0 for a live one."""
+    """γⱼ = -max over inputs of the preactivation: 0 or more for a dead unit, below 0 for a live one."""
     return -torch.nn.functional.linear(inputs, weight, bias).amax(0)
 
 
 def stay_dead(weight: Tensor, bias: Tensor | None, inputs: Tensor, shifted: Tensor) -> Tensor:
-    """Definition 6.4: which units are certain to be dead on `shifted`, γⱼ ≥ Δ‖wⱼ‖, as a bool each."""
+    """Definition 6.4: which units are certain to be dead on `shifted`, γⱼ ≥ Δ‖wⱼ‖, one bool per unit."""
     return margins(weight, bias, inputs) >= hausdorff_distance(inputs, shifted) * weight.norm(dim=1)
 
 
 def shifted_preactivation(weight: Tensor, bias: Tensor | None, inputs: Tensor, shifted: Tensor) -> Bound:
-    """Lemma 6.3 (equation 11), of the unit that comes nearest to its bound, dead or not.
+    """Lemma 6.3 (equation 11), for the unit that is nearest to its bound, dead or not.
 
     max over shifted inputs of the preactivation ≤ -γⱼ + Δ‖wⱼ‖
     """
@@ -135,20 +136,20 @@ def shifted_preactivation(weight: Tensor, bias: Tensor | None, inputs: Tensor, s
 
 
 def largest_shift(samples: int, dimension: int, *, radius: float = 1.0, delta: float = 0.05, form: Form = "proved") -> float:
-    """Lemma B.1: what the Hausdorff distance of two sets of N points, uniform in a ball, is at most, with probability 1 - δ.
+    """Lemma B.1: a bound on the Hausdorff distance of two sets of N points, uniform in a ball, with probability 1 - δ.
 
     Δ ≤ 2r (log(2N/δ)/N)^(1/I)    proved, and never more than 2r
     Δ ≤ r (log(2N/δ)/N)^(1/I)     printed, and false
     """
     _check_points(samples, dimension, radius)
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: give a probability between 0 and 1, as in delta=0.05")
+        raise ValueError(f"delta={delta}: pass a probability between 0 and 1, as in delta=0.05")
     share = (math.log(2 * samples / delta) / samples) ** (1 / dimension)
     return radius * share if form == "printed" else 2 * radius * min(share, 1.0)
 
 
 def persistence(threshold: float, samples: int, dimension: int, *, radius: float = 1.0, form: Form = "proved") -> float:
-    """Lemma B.1: how probable it is, at least, that a dead unit stays dead; 0 where the lemma says nothing.
+    """Lemma B.1: a lower bound on the probability that a dead unit stays dead; 0 where the lemma gives none.
 
         p ≥ 1 - 2exp(log N - N (c/2r)^I),    c = γ/‖w‖, a constant    proved
         p ≥ 1 - 2exp(log N - N (c/r)^I)                               printed, and false
@@ -156,7 +157,7 @@ def persistence(threshold: float, samples: int, dimension: int, *, radius: float
     threshold: c, the shift up to which the unit is certain to stay dead.
     """
     if threshold < 0:
-        raise ValueError(f"threshold={threshold}: γ/‖w‖ of a dead unit is 0 or more; a unit with less is alive")
+        raise ValueError(f"threshold={threshold}: γ/‖w‖ of a dead unit is 0 or more; if it is below 0, the unit is alive")
     _check_points(samples, dimension, radius)
     share = threshold / (radius if form == "printed" else 2 * radius)
     if share >= 1 and form == "proved":
@@ -168,7 +169,7 @@ def persistence(threshold: float, samples: int, dimension: int, *, radius: float
 def _check_points(samples: int, dimension: int, radius: float) -> None:
     if samples < 1 or dimension < 1 or not radius > 0:
         raise ValueError(
-            f"samples={samples}, dimension={dimension}, radius={radius}: give 1 or more samples and dimensions, and a "
+            f"samples={samples}, dimension={dimension}, radius={radius}: pass 1 or more samples and dimensions, and a "
             "positive radius"
         )
 
@@ -183,22 +184,22 @@ def trainability(
     already_dead: int = 0,
     dependence: Dependence = "common",
 ) -> Bound:
-    """Theorem 6.5: how probable it is, at most, that few enough units stay dead for the next task to be trainable.
+    """Theorem 6.5: an upper bound on the probability that few enough units stay dead for the next task to be trainable.
 
         P(S ≤ m - k_d) ≤ Var S / (Var S + (μ - m + k_d)²)    if μ = Σp > m - k_d, else 1
 
-    The value is that probability itself, exactly, which bounds the probability of being trainable.
+    The value is the exact P(S ≤ m - k_d), which bounds the probability of being trainable.
 
-    probabilities: p of each dead unit, to stay dead.
-    allowed: m, as `most_dead_units` gives it.
-    already_dead: k_d, further units that are dead whatever comes.
-    dependence: of the units on each other. "common": all on one shift, by definition 6.4; "independent": as in the proof.
+    probabilities: p of each dead unit, its probability of staying dead.
+    allowed: m, from `most_dead_units`.
+    already_dead: k_d, further units that are dead for every shift.
+    dependence: "common" if all units depend on one shift, by definition 6.4; "independent" as in the proof.
     """
     p = probabilities.detach().double().flatten()
     if not len(p) or (p < 0).any() or (p > 1).any():
-        raise ValueError("probabilities are to be one or more numbers between 0 and 1: each dead unit's, to stay dead")
+        raise ValueError("probabilities must be numbers between 0 and 1, one or more: those of dead units to stay dead")
     room = allowed - already_dead
-    if dependence == "common":  # ξⱼ = 1 if u ≤ pⱼ for one uniform u: S ≤ s if u exceeds the (s + 1)-th largest
+    if dependence == "common":  # ξⱼ = 1 if u ≤ pⱼ for one uniform u, so S ≤ s if u exceeds the (s + 1)-th largest p
         most = math.floor(room) if math.isfinite(room) else len(p)
         ordered = p.sort(descending=True).values
         value = 0.0 if most < 0 else 1.0 if most >= len(p) else 1 - float(ordered[most])
@@ -206,25 +207,25 @@ def trainability(
     elif dependence == "independent":
         value, variance = _at_most(p, room), float((p * (1 - p)).sum())
     else:
-        raise ValueError(f'dependence={dependence!r}: give "common" or "independent"')
+        raise ValueError(f'dependence={dependence!r}: pass "common" or "independent"')
     return Bound(value, _cantelli(variance, float(p.sum()) - room), "upper", scale=1.0)
 
 
 def printed_trainability(probabilities: Tensor, units: int, allowed: float) -> float:
-    """Theorem 6.5 as printed, which bounds nothing: Σp(1 - p) / (Σp - (n - m))²."""
+    """Theorem 6.5 as printed, which is not a bound: Σp(1 - p) / (Σp - (n - m))²."""
     p = probabilities.detach().double().flatten()
     return float((p * (1 - p)).sum()) / (float(p.sum()) - (units - allowed)) ** 2
 
 
 def _cantelli(variance: float, above: float) -> float:
-    """P(S ≤ E S - above) at most."""
+    """An upper bound on P(S ≤ E S - above)."""
     if above <= 0:
         return 1.0
-    return variance / (variance + above**2) if variance > 0 else 0.0  # never, and the square of a small distance may be 0
+    return variance / (variance + above**2) if variance > 0 else 0.0  # impossible; above**2 may round to 0
 
 
 def _at_most(probabilities: Tensor, most: float) -> float:
-    """P(S ≤ most) of a sum of independent indicators, by convolution."""
+    """P(S ≤ most) for a sum S of independent indicators, by convolution."""
     law = torch.zeros(len(probabilities) + 1, dtype=torch.float64, device=probabilities.device)
     law[0] = 1
     for p in probabilities:
@@ -252,12 +253,12 @@ def residual_norm(
 
     with Γ the largest ‖∇²z‖₂ of an output on the new inputs, L_f = Π‖W‖₂, L_g the constant of the loss's gradient (1 for
     half the squared error, 1/2 for cross-entropy), Δ the Hausdorff distance of the inputs, and D the largest ‖y - y'‖ of a
-    new sample and the old one that is nearest to it: in both losses that is how far a label moves the gradient.
+    new sample and its nearest old sample: in both losses, a change of labels moves the gradient by that much.
 
     old, new: (inputs, labels); labels are vectors (samples, outputs), or classes.
     """
     if loss not in _LOSSES:
-        raise ValueError(f"loss={loss!r}: give one of {', '.join(map(repr, _LOSSES))}, which the theorem is about")
+        raise ValueError(f"loss={loss!r}: pass one of {', '.join(map(repr, _LOSSES))}, which the theorem covers")
     layers = in_float64(weights)
     shifts = [None if bias is None else bias.detach().double() for bias in biases]
     outputs = layers[-1].shape[0]
@@ -276,11 +277,11 @@ def residual_norm(
 
 
 def smallest_kept_eigenvalue(found: Curvature, q: float = 0.0) -> Bound:
-    """Corollary B.4 (Weyl): of the r = rank G largest eigenvalues of H + 2qI, with q‖θ‖² added to the loss, the smallest.
+    """Corollary B.4 (Weyl): the r-th largest eigenvalue of H + 2qI, where r = rank G and q‖θ‖² is added to the loss.
 
         λ_r(H + 2qI) ≥ λ_r(G) - ‖R‖₂ + 2q
 
-    found: as `hessian_parts` gives it.
+    found: the result of `hessian_parts`.
     """
     of_gauss_newton = torch.linalg.eigvalsh(found.gauss_newton).flip(0)
     rank = int((of_gauss_newton > _null(of_gauss_newton)).sum())
@@ -294,7 +295,7 @@ def smallest_kept_eigenvalue(found: Curvature, q: float = 0.0) -> Bound:
 def hessian_parts(
     weights: Sequence[Tensor], biases: Sequence[Tensor | None], inputs: Tensor, targets: Tensor, loss: Loss
 ) -> Curvature:
-    """H, G and what they are made of, of a small ReLU network; R is `.residual`."""
+    """H and G of a small ReLU network, with their terms; R is `.residual`."""
     layers = in_float64(weights)
     (x,) = in_float64([inputs])
     check_chain(layers, x)
@@ -308,8 +309,8 @@ def _vectors(batch: tuple[Tensor, Tensor], outputs: int) -> tuple[Tensor, Tensor
         labels = torch.nn.functional.one_hot(labels, outputs)
     if labels.shape != (len(inputs), outputs):
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} for {len(inputs)} samples and {outputs} outputs: give classes, or one "
-            "row of numbers a sample"
+            f"labels of shape {tuple(labels.shape)} for {len(inputs)} samples and {outputs} outputs: pass classes, or one "
+            "row of numbers per sample"
         )
     return inputs.detach().double(), labels.double()
 
@@ -320,5 +321,5 @@ def _rank(matrix: Tensor) -> int:
 
 
 def _null(eigenvalues: Tensor) -> Tensor:
-    """Up to which size eigenvalues are rounding."""
+    """The size up to which eigenvalues are rounding."""
     return len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().max()

@@ -1,4 +1,4 @@
-"""Whole Hessians of small multilayer perceptrons, in float64, as theorems need them."""
+"""Full Hessians of small multilayer perceptrons in float64, for the theorems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 4000  # parameters: their Hessian is 128 MB
 
 
 def mlp(weights: Sequence[Tensor], biases: Sequence[Tensor | None], inputs: Tensor) -> Tensor:
-    """ReLU between the layers, none behind the last; weights as PyTorch stores them, (out, in)."""
+    """ReLU between the layers and none after the last; weights as PyTorch stores them, (out, in)."""
     hidden = inputs
     for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         hidden = torch.nn.functional.linear(torch.relu(hidden) if number else hidden, weight, bias)
@@ -26,11 +26,11 @@ def mlp(weights: Sequence[Tensor], biases: Sequence[Tensor | None], inputs: Tens
 
 @dataclass(frozen=True)
 class Curvature:
-    """The Hessian of a mean loss, and what it is made of: H = G + R, of n samples, O outputs and P parameters."""
+    """The Hessian of a mean loss and its terms: H = G + R, for n samples, O outputs and P parameters."""
 
     hessian: Tensor  # (P, P)
     gauss_newton: Tensor  # (P, P): G = 1/n Σ JᵢᵀHᵢJᵢ
-    gradients: Tensor  # (n, O): of each sample's loss in its outputs
+    gradients: Tensor  # (n, O): gradient of each sample's loss in its outputs
     curvatures: Tensor  # (n, O, O): Hᵢ, the Hessian of each sample's loss in its outputs
 
     @property
@@ -42,7 +42,7 @@ class Curvature:
 def curvature(
     weights: Sequence[Tensor], biases: Sequence[Tensor | None], inputs: Tensor, targets: Tensor, loss: Loss
 ) -> Curvature:
-    """Of a ReLU network with these weights, (out, in) each, and biases (None: the layer has none)."""
+    """The curvature of a ReLU network with these weights, (out, in) each, and biases (None: the layer has none)."""
     theta, outputs = _of_parameters(weights, biases)
 
     def sample_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def curvature(
     whole = loss(made, targets)
     single = torch.stack([sample_loss(output, target) for output, target in zip(made, targets, strict=True)])
     if single.ndim != 1 or not torch.allclose(whole, single.mean(), rtol=1e-9):
-        raise ValueError("the loss is not the mean of the samples' own: give one with reduction='mean'")
+        raise ValueError("the loss is not the mean of the samples' losses: pass one with reduction='mean'")
     jacobian = jacrev(outputs)(theta, inputs)  # (n, O, P)
     assert isinstance(jacobian, Tensor)
     gradients = vmap(jacrev(sample_loss))(made, targets)
@@ -74,13 +74,13 @@ def output_curvature(weights: Sequence[Tensor], biases: Sequence[Tensor | None],
 def _of_parameters(
     weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
-    """All parameters as one vector, and the network's outputs as a function of it and of inputs."""
+    """All parameters as one vector, and the outputs as a function of this vector and of inputs."""
     if len(weights) != len(biases):
-        raise ValueError(f"{len(weights)} weights and {len(biases)} biases: give one each, None where a layer has no bias")
+        raise ValueError(f"{len(weights)} weights and {len(biases)} biases: pass one per layer, None if it has no bias")
     parameters = [tensor for tensor in (*weights, *biases) if tensor is not None]
     theta = torch.cat([tensor.flatten() for tensor in parameters])
     if len(theta) > _MOST:
-        raise ValueError(f"{len(theta)} parameters: whole Hessians are taken of {_MOST} at most. Give a smaller network")
+        raise ValueError(f"full Hessians are limited to {_MOST} parameters, got {len(theta)}: pass a smaller network")
 
     def outputs(theta: Tensor, inputs: Tensor) -> Tensor:
         parts = theta.split([tensor.numel() for tensor in parameters])
@@ -92,21 +92,21 @@ def _of_parameters(
 
 
 def in_float64(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What theorems are computed in."""
+    """Detached copies in float64, in which the theorems are computed."""
     return [tensor.detach().to(torch.float64) for tensor in tensors]
 
 
 def check_chain(weights: Sequence[Tensor], inputs: Tensor) -> None:
-    """Raise unless the weights fit each other, and the inputs."""
+    """Raise unless the weights fit each other and the inputs."""
     if not weights or any(weight.ndim != 2 for weight in weights):
         shapes = [tuple(weight.shape) for weight in weights]
-        raise ValueError(f"weights of shapes {shapes}: give matrices, (out, in) each, as layer.weight of linear layers")
+        raise ValueError(f"weights of shapes {shapes}: pass matrices, (out, in) each, such as layer.weight of linear layers")
     if inputs.ndim != 2 or not len(inputs):
-        raise ValueError(f"inputs of shape {tuple(inputs.shape)}: give one row a sample, (samples, features)")
+        raise ValueError(f"inputs of shape {tuple(inputs.shape)}: pass one row per sample, (samples, features)")
     widths = [inputs.shape[1], *(weight.shape[0] for weight in weights)]
     for number, ((before, _), weight) in enumerate(zip(itertools.pairwise(widths), weights, strict=True)):
         if weight.shape[1] != before:
             raise ValueError(
-                f"weight {number} is {tuple(weight.shape)} and reads {weight.shape[1]} values, but is given {before}: "
-                "weights are (out, in), as layer.weight of linear layers, in the order in which they are called"
+                f"weight {number} is {tuple(weight.shape)} and reads {weight.shape[1]} values, but gets {before}: "
+                "weights are (out, in), such as layer.weight of linear layers, in the order in which they are called"
             )

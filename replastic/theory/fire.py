@@ -1,27 +1,27 @@
-"""FIRE's theorems: what SFE and DfI bound (Han et al., ICLR 2026, section 3 and appendix A).
+"""FIRE's theorems: bounds in terms of SFE and DfI (Han et al., ICLR 2026, section 3 and appendix A).
 
     SFE = Σ‖W - W~‖²_F,    DfI = ‖WᵀW - I‖²_F,    ε = √DfI,    ν = 1 + ε
 
-The paper writes weights as (in, out), H = σ(HW). Functions here take them as PyTorch stores them, (out, in), so that W is
+The paper's weights are (in, out), H = σ(HW). Functions here take weights as PyTorch stores them, (out, in), so that W is
 `weight.T`. Networks are chains of linear layers without biases, and everything is computed in float64.
 
-Departures, where the printed form does not hold or needs more than it says:
-    - Theorem 1 needs σ(0) = 0 (equation 11 takes ‖σ(A)‖ ≤ L‖A‖). Here any Lipschitz activation: with xₖ, which bounds ‖Hᵏ‖,
+Departures, where the printed form does not hold or needs further assumptions:
+    - Theorem 1 needs σ(0) = 0 (equation 11 uses ‖σ(A)‖ ≤ L‖A‖). For any Lipschitz activation, with xₖ, which bounds ‖Hᵏ‖,
           ‖C - C~‖ ≤ 4/m √(Σⱼ cⱼ²) √SFE,   cⱼ = (Π_{k>j} LₖBₖ) Lⱼ xⱼ₋₁,   x₀ = ‖Z‖,   xₖ = LₖBₖxₖ₋₁ + |σₖ(0)|√(n dₖ)
-      which is the printed one if σ(0) = 0.
-    - Lemma 2 takes ‖relu(A)‖₂ ≤ ‖A‖₂, which is true of the Frobenius norm and not of the spectral one: relu of
-      [[1, 1], [1, -1]] has 1.62, and the matrix 1.41. For white Gaussian inputs and an orthogonal layer of d units the
-      largest eigenvalue is 1/2 + (d - 1)/2π, not at most 1. What holds for k ≥ 1 is
+      which is the printed form if σ(0) = 0.
+    - Lemma 2 uses ‖relu(A)‖₂ ≤ ‖A‖₂, which is true for the Frobenius norm and not for the spectral norm: relu of
+      [[1, 1], [1, -1]] has 1.62, the matrix itself 1.41. For white Gaussian inputs and an orthogonal layer of d units the
+      largest eigenvalue is 1/2 + (d - 1)/2π, not at most 1. For k ≥ 1,
           λmax(Σ_Hk) ≤ tr(Σ_Z) Πⱼ≤ₖ νⱼ
-      and theorem 2, with gₖ for these and g₀ = λmax(Σ_Z), becomes, whitened or not,
+      holds, and theorem 2, with gₖ for these bounds and g₀ = λmax(Σ_Z), becomes, for white inputs or not,
           ‖∇²L‖₂ ≤ β Σₖ gₖ₋₁ Π_{j>k} νⱼ + γ Σ_{k<l} √gₖ₋₁ Π_{j>k, j≠l} √νⱼ
-      As printed it fails for orthogonal layers, where it is meant to be tight; so does corollary 1.
-    - Corollary 1 drops the term in γ and writes ≲. What it bounds is the Gauss-Newton part, whatever γ is; this is the
-      Hessian where γ = 0.
+      As printed, it fails for orthogonal layers, where it should be tight; so does corollary 1.
+    - Corollary 1 drops the term in γ and writes ≲. It bounds the Gauss-Newton part for every γ, which is the Hessian if
+      γ = 0.
     - Theorem 3 divides by the smallest positive eigenvalue "on the subspace where My ≠ 0", where x is perpendicular to the
-      kernel of Σ_Φ but y = Sx need not be to that of M. The claim holds all the same: SMS has the positive eigenvalues of
-      M^½ S² M^½, and those are at least (1 - ε)η_d. That W has orthonormal columns in its polar factor, so that in ≥ out,
-      follows from ε < 1.
+      kernel of Σ_Φ but y = Sx need not be perpendicular to that of M. The claim still holds: SMS has the positive
+      eigenvalues of M^½ S² M^½, which are at least (1 - ε)η_d. That W's polar factor has orthonormal columns, and so in ≥
+      out, follows from ε < 1.
     - Theorem 4 needs an activation that is not zero everywhere.
 """
 
@@ -41,9 +41,9 @@ from .dense import Activation, Curvature, Loss, check_chain, curvature, in_float
 
 Form = Literal["proved", "printed"]
 
-_WHITE = 1e-6  # how far from the identity a covariance may be and count as white
-_RANK = 1e-12  # times the largest, what eigenvalues of a covariance must exceed to count as positive
-_CEILING = 1e-9  # what a rank's bound may exceed a whole number by, from rounding
+_WHITE = 1e-6  # largest distance from the identity at which a covariance counts as white
+_RANK = 1e-12  # times the largest: above it, eigenvalues of a covariance count as positive
+_CEILING = 1e-9  # rounding, by which the bound of a rank may exceed an integer
 
 
 # theorem 1
@@ -57,14 +57,14 @@ def covariance_change(
     activations: Activation | Sequence[Activation] = torch.relu,
     lipschitz: float | Sequence[float] = 1.0,
 ) -> Bound:
-    """Theorem 1: how far SFE lets the normalised feature covariances of two networks be apart, C = HHᵀ/‖H‖².
+    """Theorem 1: SFE bounds the distance of two networks' normalised feature covariances, C = HHᵀ/‖H‖².
 
         ‖C - C~‖_F ≤ 4‖Z‖/m (ΠLₖ) (ΠBₖ) √(Σ1/Bⱼ²) √SFE,    m = min(‖H‖, ‖H~‖),    Bₖ = max(‖Wₖ‖₂, ‖W~ₖ‖₂)
 
-    (the root of the printed form), and as under Departures where σ(0) is not 0.
+    This is the root of the printed form; if σ(0) is not 0, the form under Departures is used.
 
-    activations: one for all layers or one each, the last included.
-    lipschitz: their Lipschitz constants, one for all or one each.
+    activations: one for all layers, or one per layer, including the last.
+    lipschitz: their Lipschitz constants, one for all or one per layer.
     """
     change = _Change(weights, others, inputs, activations, lipschitz)
     size, rates = change.inputs, []
@@ -94,7 +94,7 @@ def covariance_change_uniform(
 
 
 class _Change:
-    """What both forms of theorem 1 are made of."""
+    """The terms of both forms of theorem 1."""
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class _Change:
         (z,) = in_float64([inputs])
         check_chain(old, z)
         if [weight.shape for weight in old] != [weight.shape for weight in new]:
-            raise ValueError("the two networks have weights of other shapes: theorem 1 compares two of one architecture")
+            raise ValueError("the networks have weights of different shapes: theorem 1 compares one architecture")
         functions = [activations] * len(old) if callable(activations) else list(activations)
         self.constants = [float(lipschitz)] * len(old) if isinstance(lipschitz, int | float) else list(lipschitz)
         if not len(functions) == len(self.constants) == len(old):
             raise ValueError(
-                f"{len(functions)} activations and {len(self.constants)} constants for {len(old)} layers: give one each"
+                f"{len(functions)} activations and {len(self.constants)} constants for {len(old)} layers: pass one per layer"
             )
         self.inputs = float(z.norm())
         self.norms = [max(spectral_norm(one), spectral_norm(other)) for one, other in zip(old, new, strict=True)]
@@ -126,12 +126,12 @@ class _Change:
         features = [_features(layers, functions, z) for layers in (old, new)]
         self.smaller = min(float(made.norm()) for made in features)
         if not self.smaller > 0:
-            raise ValueError("a network's features are all 0 for these inputs, and have no covariance to compare")
+            raise ValueError("a network's features are all 0 for these inputs, so their covariance is undefined")
         one, other = (made @ made.T / made.square().sum() for made in features)
         self.distance = float((one - other).norm())
 
     def bounded_by(self, rate: float) -> Bound:
-        """‖H - H~‖ ≤ rate·√SFE, as the covariances' bound."""
+        """The bound on covariances that follows from ‖H - H~‖ ≤ rate·√SFE."""
         return Bound(self.distance, 4 / self.smaller * rate * math.sqrt(self.sfe), "upper", scale=1.0)
 
 
@@ -156,7 +156,7 @@ def squared_spectral_norm(weight: Tensor) -> Bound:
 
 
 def feature_covariance(weights: Sequence[Tensor], inputs: Tensor, *, form: Form = "proved") -> Bound:
-    """Lemma 2: λmax of the covariance (second moments) of a ReLU network's last features, each layer with its ReLU.
+    """Lemma 2: λmax of the covariance (second moments) of a ReLU network's last features, with a ReLU after each layer.
 
     λmax(Σ_H) ≤ tr(Σ_Z) Πν        proved
     λmax(Σ_H) ≤ λmax(Σ_Z) Πν      printed, and false
@@ -170,7 +170,7 @@ def feature_covariance(weights: Sequence[Tensor], inputs: Tensor, *, form: Form 
 
 
 def hessian_norm(weights: Sequence[Tensor], inputs: Tensor, targets: Tensor, loss: Loss, *, form: Form = "proved") -> Bound:
-    """Theorem 2: the Hessian's spectral norm against the layers' DfI, in a ReLU network with a linear last layer.
+    """Theorem 2: the layers' DfI bounds the Hessian's spectral norm, in a ReLU network with a linear last layer.
 
         ‖∇²L‖₂ ≤ β Σₖ gₖ₋₁ Π_{j>k} νⱼ + γ Σ_{k<l} √gₖ₋₁ Π_{j>k, j≠l} √νⱼ    proved; g as under Departures
         ‖∇²L‖₂ ≤ β Σₖ Π_{j≠k} νⱼ + 2γ Σ_{k<l} Π_{j≠k,l} νⱼ                  printed, for white inputs, and false
@@ -184,7 +184,7 @@ def hessian_norm(weights: Sequence[Tensor], inputs: Tensor, targets: Tensor, los
 def gauss_newton_norm(
     weights: Sequence[Tensor], inputs: Tensor, targets: Tensor, loss: Loss, *, form: Form = "proved"
 ) -> Bound:
-    """Lemma 4 and corollary 1: the first term of theorem 2 bounds the Gauss-Newton part, the whole Hessian if γ = 0."""
+    """Lemma 4 and corollary 1: the first term of theorem 2 bounds the Gauss-Newton part, which is the Hessian if γ = 0."""
     parts = _Parts(weights, inputs, targets, loss, form)
     return Bound(spectral_norm(parts.found.gauss_newton), parts.gauss_newton, "upper")
 
@@ -198,7 +198,7 @@ def remainder_norm(
 
 
 class _Parts:
-    """The Hessian of a network, and the two terms of theorem 2."""
+    """The Hessian of a network and the two terms of theorem 2."""
 
     def __init__(self, weights: Sequence[Tensor], inputs: Tensor, targets: Tensor, loss: Loss, form: Form) -> None:
         layers = in_float64(weights)
@@ -243,7 +243,7 @@ def effective_rank(weight: Tensor, inputs: Tensor, delta: float = 0.01) -> Bound
     eigenvalues = torch.linalg.eigvalsh(q.T @ (z.T @ z / len(z)) @ q)
     eigenvalues = eigenvalues[eigenvalues > _RANK * eigenvalues[-1]]
     if not len(eigenvalues):
-        raise ValueError("the features are all 0 for these inputs, and have no rank")
+        raise ValueError("the features are all 0 for these inputs, so they have no rank")
     spread = math.sqrt(float(eigenvalues[-1] / eigenvalues[0]))
     return _rank_bound(matrix, z, delta, len(eigenvalues), spread)
 
@@ -256,11 +256,11 @@ def effective_rank_white(weight: Tensor, inputs: Tensor, delta: float = 0.01) ->
 
 
 def _checked(weight: Tensor, inputs: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """(in, out) and inputs, or the reason why theorem 3 says nothing of them."""
+    """The weight as (in, out) and the inputs; raises if theorem 3 does not apply."""
     matrix, z = in_float64([weight, inputs])
     check_chain([matrix], z)
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: give the share of the spectrum that may be left out, as in delta=0.01")
+        raise ValueError(f"delta={delta}: pass the share of the spectrum to leave out, as in delta=0.01")
     _epsilon_below_one(matrix.T)
     return matrix.T, z
 
@@ -271,7 +271,7 @@ def _rank_bound(matrix: Tensor, inputs: Tensor, delta: float, rank: int, spread:
     least = (1 - delta) * rank / (delta * ratio + 1 - delta)
     values = torch.linalg.svdvals(inputs @ matrix)
     values = values[: int((values > math.sqrt(_RANK) * values[0]).sum())]
-    # The smallest k whose share is at least 1 - δ: one more than there are shares below that.
+    # The smallest k whose share is at least 1 - δ: one more than the number of shares below.
     held = int((values.cumsum(0) / values.sum() < (1 - delta) * (1 - _CEILING)).sum()) + 1
     return Bound(float(held), float(math.ceil(least - _CEILING)), "lower")
 
@@ -284,7 +284,7 @@ def activity(weight: Tensor) -> tuple[Bound, Bound]:
 
         √((1 - ε)/(1 + ε)) ≤ sⱼ ≤ √((1 + ε)/(1 - ε)),    sⱼ = E|σ(⟨z, wⱼ⟩)| / mean = ‖wⱼ‖ / mean‖w‖
 
-    for every activation with σ(αt) = ασ(t), α ≥ 0, that is not zero: the expectation is exact, and no inputs are needed.
+    for every nonzero activation with σ(αt) = ασ(t), α ≥ 0: the expectation is exact, and no inputs are needed.
 
     >>> [bound.slack for bound in activity(torch.eye(3))]
     [0.0, 0.0]
@@ -299,19 +299,19 @@ def activity(weight: Tensor) -> tuple[Bound, Bound]:
 def dormancy_threshold(weight: Tensor, tau: float = 0.025) -> Bound:
     """Corollary 2: no unit is τ-dormant, sⱼ ≥ τ for all j, if DfI ≤ ((1 - τ²)/(1 + τ²))²; else an error.
 
-    tau: 0.025 is Sokar et al.'s; DfI may then be 0.9975.
+    tau: 0.025 is that of Sokar et al.; DfI may then be up to 0.9975.
     """
     if not 0 < tau < 1:
-        raise ValueError(f"tau={tau}: give a share of the mean activity between 0 and 1, as in tau=0.025")
+        raise ValueError(f"tau={tau}: pass a share of the mean activity between 0 and 1, as in tau=0.025")
     (matrix,) = in_float64([weight])
     most, given = largest_deviation(tau), float(deviation_from_isometry(matrix.T))
     if given > most:
-        raise ValueError(f"DfI is {given:.4g}, and corollary 2 says nothing of weights with more than {most:.4g}")
+        raise ValueError(f"DfI is {given:.4g}, but corollary 2 needs at most {most:.4g}")
     return Bound(activity(matrix)[0].value, tau, "lower")
 
 
 def largest_deviation(tau: float = 0.025) -> float:
-    """Corollary 2's DfI, up to which no unit is τ-dormant.
+    """Corollary 2: the DfI up to which no unit is τ-dormant.
 
     >>> round(largest_deviation(0.025), 4)
     0.9975
@@ -323,7 +323,7 @@ def largest_deviation(tau: float = 0.025) -> float:
 
 
 def whitened(inputs: Tensor) -> Tensor:
-    """ZΣ^(-1/2) with Σ = ZᵀZ/n, in float64: what theorems 2 and 3 call white. Means are not taken out.
+    """ZΣ^(-1/2) with Σ = ZᵀZ/n, in float64: inputs that theorems 2 and 3 call white. Means are not subtracted.
 
     >>> z = whitened(torch.randn(8, 3))
     >>> torch.allclose(z.T @ z / 8, torch.eye(3, dtype=z.dtype))
@@ -331,10 +331,10 @@ def whitened(inputs: Tensor) -> Tensor:
     """
     (z,) = in_float64([inputs])
     if len(z) < z.shape[1]:
-        raise ValueError(f"{len(z)} samples of {z.shape[1]} features cannot be white: give as many samples as features")
+        raise ValueError(f"{len(z)} samples of {z.shape[1]} features cannot be white: pass more samples")
     values, vectors = torch.linalg.eigh(z.T @ z / len(z))
     if values[0] <= _RANK * values[-1]:
-        raise ValueError("the inputs lie in a subspace, and cannot be white: leave out features that follow from others")
+        raise ValueError("the inputs lie in a subspace and cannot be white: drop features that depend on others")
     return z @ (vectors / values.sqrt()) @ vectors.T
 
 
@@ -344,7 +344,7 @@ def check_white(inputs: Tensor) -> None:
     away = spectral_norm(covariance - torch.eye(len(covariance), dtype=inputs.dtype, device=inputs.device))
     if away > _WHITE:
         raise ValueError(
-            f"the inputs are not white: ZᵀZ/n is {away:.3g} from the identity. Give fire.whitened(inputs), or use a form "
+            f"the inputs are not white: ZᵀZ/n is {away:.3g} from the identity. Pass fire.whitened(inputs), or use a form "
             "that needs no whitening"
         )
 
@@ -352,9 +352,9 @@ def check_white(inputs: Tensor) -> None:
 def _epsilon_below_one(matrix: Tensor) -> float:
     epsilon = math.sqrt(float(deviation_from_isometry(matrix)))
     if epsilon >= 1:
-        more = f": of {matrix.shape[1]} outputs of {matrix.shape[0]} inputs no more than {matrix.shape[0]} are orthonormal"
+        more = f": at most {matrix.shape[0]} of {matrix.shape[1]} columns can be orthonormal with {matrix.shape[0]} inputs"
         raise ValueError(
-            f"√DfI is {epsilon:.4g}, and the theorem needs less than 1{more if matrix.shape[1] > matrix.shape[0] else ''}"
+            f"√DfI is {epsilon:.4g}, but the theorem needs less than 1{more if matrix.shape[1] > matrix.shape[0] else ''}"
         )
     return epsilon
 

@@ -1,4 +1,4 @@
-"""Hidden units: what they are (`find_units`), what they do (`Tap`), and how they start anew (`reset_units_`)."""
+"""Hidden units: what they are (`find_units`), what they do (`Tap`), and how they are re-initialised (`reset_units_`)."""
 
 from .flow import FROZEN as FROZEN
 from .groups import Slot as Slot

@@ -32,7 +32,7 @@ _PROPORTIONAL_MODULES = (
 
 @dataclass(frozen=True)
 class Link:
-    """A layer, and the one that its input is proportional to; None: the model's input, or no single layer."""
+    """A layer, and the layer that its input is proportional to; None if that is the model's input or several layers."""
 
     name: str
     layer: nn.Module
@@ -40,7 +40,7 @@ class Link:
 
 
 def links(model: nn.Module, example: Example | None = None) -> list[Link]:
-    """All linear, convolutional and norm layers in the order of the graph, each once; those that were not seen come last."""
+    """All linear, convolutional and norm layers once each, in the graph's order; layers not in the graph come last."""
     traced = trace(model, example)
     found: dict[str, Link] = {}
     for prefix, graph in traced.graphs:
@@ -56,7 +56,7 @@ def _counts(layer: nn.Module) -> bool:
 
 
 def output_layers(model: nn.Module, example: Example | None = None) -> list[str]:
-    """The layers whose outputs, combined or apart, are the model's: its heads. Empty if it cannot be traced as a whole."""
+    """The model's heads: the layers that its outputs are computed from. Empty if the model cannot be traced as a whole."""
     traced = trace(model, example)
     whole = [graph for prefix, graph in traced.graphs if not prefix]
     made = _walk(traced, "", whole[0], {}) if whole and not traced.not_seen else set()
@@ -64,9 +64,9 @@ def output_layers(model: nn.Module, example: Example | None = None) -> list[str]
 
 
 def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -> frozenset[str]:
-    """Add the graph's links to those found; returns the layers that its output comes from."""
-    origins: dict[fx.Node, frozenset[str]] = {}  # the layers that a value comes from, with no other in between
-    scales: dict[fx.Node, frozenset[str]] = {}  # those that it is proportional to: one, or no factor fits
+    """Add the graph's links to `found`, and return the layers that its output comes from."""
+    origins: dict[fx.Node, frozenset[str]] = {}  # the last layers that a value was computed from
+    scales: dict[fx.Node, frozenset[str]] = {}  # the layers it is proportional to; a link needs exactly one
     for node in graph.nodes:
         origins[node] = frozenset().union(*(origins[source] for source in node.all_input_nodes))
         scales[node] = frozenset().union(*(scales[source] for source in node.all_input_nodes))
@@ -83,7 +83,7 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
             name = f"{prefix}.{node.target}" if prefix else str(node.target)
             layer = traced.layer(name)
             if _counts(layer):
-                read, again = scales[node], name in found  # what a layer reads that is called again depends on the call
+                read, again = scales[node], name in found  # a layer that is called twice has two inputs
                 only = next(iter(read)) if len(read) == 1 and not again and not read & {_INPUT, _OTHER} else None
                 found[name] = Link(name, layer, only)
                 origins[node] = scales[node] = frozenset([name])
@@ -93,11 +93,11 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
 
 
 def _keeps_scale(node: fx.Node) -> bool:
-    """Whether what a function returns is proportional to what it is given."""
+    """Whether a function's result is proportional to its argument."""
     name = name_of(node.target)
     left, right = (*node.args[:2], None, None)[:2]
     if name in operators.SUMS:
-        return isinstance(left, fx.Node) and isinstance(right, fx.Node)  # with a number it would be affine
-    if name in ("mul", "imul", "div", "truediv"):  # two that scale together make a square, or nothing
+        return isinstance(left, fx.Node) and isinstance(right, fx.Node)  # plus a number it would be affine
+    if name in ("mul", "imul", "div", "truediv"):  # a product of two values scales with the square
         return isinstance(left, fx.Node) and isinstance(right, int | float)
     return name in _PROPORTIONAL

@@ -1,9 +1,9 @@
-"""Which channel of which layer is which hidden unit: labels that are followed through a model's graph.
+"""Which channel of which layer is which hidden unit, found by following labels through a model's graph.
 
-Every output channel of a layer with weights gets a label. Elementwise functions, norms, pooling and flattening carry the
-labels on; concatenation and chunking rearrange them; a product of two channels (a gated MLP) makes them one unit. Where
-labels enter the next layer with weights, its columns are known. A label that reaches a residual sum, the model's output,
-or an operation that is not known here has *escaped*: its channel is not private to one path, and no unit.
+Every output channel of a layer with weights gets a label. Elementwise functions, norms, pooling and flattening keep the
+labels; concatenation and chunking rearrange them; a product of two channels (a gated MLP) makes them one unit. Where labels
+enter the next layer with weights, they tell which of its columns belong to which unit. A label that reaches a residual sum,
+the model's output, or an unknown operation has *escaped*: its channel is not private to one path, so it is not a unit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Role = Literal["maker", "norm", "reader"]
 
 @dataclass(frozen=True)
 class Entry:
-    """Part of a layer's tensor that belongs to units: `view` shows it with `lead` axes of channels in front."""
+    """The part of a layer's tensor that belongs to units: `view` puts its `lead` axes of channels first."""
 
     role: Role
     layer: str
@@ -41,23 +41,23 @@ class Entry:
 
 @dataclass
 class Flows:
-    """What following the labels found."""
+    """The result of following the labels."""
 
     entries: list[Entry] = field(default_factory=list)
     escaped: list[tuple[Tensor, str]] = field(default_factory=list)
-    same: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)  # labels of one unit; entries until then
-    channels_first: dict[str, bool] = field(default_factory=dict)  # of a reader's input
+    same: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)  # two labels of a unit; entries so far
+    channels_first: dict[str, bool] = field(default_factory=dict)  # by reader: where its input has its channels
     count: int = 0
 
 
 def follow(trace: Trace, frozen: bool = False) -> Flows:
-    """Follow the labels through all graphs of a model; `frozen`: also through layers that do not train."""
+    """Follow the labels through all graphs of a model; `frozen`: include layers that do not train."""
     flows = Flows()
     calls: Counter[int] = Counter()
     owners = Counter(_identity(p) for module in trace.model.modules() for p in module._parameters.values() if p is not None)
     for prefix, graph in trace.graphs:
         calls.update(id(trace.layer(_full(prefix, node))) for node in graph.nodes if node.op == "call_module")
-        # A weight that the model's code takes from its layer and uses itself counts as shared.
+        # A weight that the model's own code uses directly counts as shared.
         for node in graph.find_nodes(op="get_attr"):
             layer, _, attribute = _full(prefix, node).rpartition(".")
             tensor = getattr(trace.layer(layer), attribute, None)
@@ -69,7 +69,7 @@ def follow(trace: Trace, frozen: bool = False) -> Flows:
 
 
 def _identity(parameter: Tensor) -> tuple[int, int]:
-    """What tied parameters have in common; on the meta device all addresses are 0."""
+    """Equal for tied parameters; on the meta device, where all addresses are 0, by object."""
     address = 0 if parameter.is_meta else parameter.data_ptr()
     return (address, 0) if address else (0, id(parameter))
 
@@ -91,15 +91,15 @@ _POOL_MODULES = tuple(getattr(pooling, name) for name in pooling.__all__ if "Unp
 _PAD_MODULES = (padding._ConstantPadNd, padding._ReflectionPadNd, padding._ReplicationPadNd)
 _MIXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.MultiheadAttention, nn.GLU, nn.PReLU)
 _ACTIVATIONS = tuple(getattr(activation, name) for name in activation.__all__ if getattr(activation, name) not in _MIXES)
-_CHANNEL_NORMS = (batchnorm._NormBase, nn.GroupNorm, nn.PReLU)  # PReLU: its slopes lie as a norm's gains do
+_CHANNEL_NORMS = (batchnorm._NormBase, nn.GroupNorm, nn.PReLU)  # PReLU has one slope a channel, as a norm has gains
 _FEATURE_NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
-OUTPUT, ALONE = "is an output of the model", "leaves a part of the model that was traced alone"
+OUTPUT, ALONE = "is an output of the model", "leaves a part of the model that was traced on its own"
 
 
 class _Walk:
-    """One graph, node by node."""
+    """Follows the labels through one graph, node by node."""
 
     def __init__(
         self, trace: Trace, prefix: str, flows: Flows, calls: Counter[int], owners: Counter[Any], frozen: bool
@@ -123,7 +123,7 @@ class _Walk:
             self.env[node] = self.checked(node, answer) if isinstance(answer, Flow) else answer
 
     def checked(self, node: fx.Node, flow: Flow) -> Flow | None:
-        """The flow with what is known of its shape, if the model was run."""
+        """The flow, checked against the shape that was recorded if the model was run."""
         shape = node.meta.get("shape")
         if shape is None:
             return flow
@@ -140,7 +140,7 @@ class _Walk:
         return found
 
     def first(self, node: fx.Node) -> Flow | list[Flow] | None:
-        """What is known of a call's first argument, which is the tensor that it works on."""
+        """The flow of a call's first argument, the tensor that it works on."""
         given = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
         return self.env.get(given) if isinstance(given, fx.Node) else None
 
@@ -176,7 +176,7 @@ class _Walk:
         return flow if isinstance(layer, nn.Upsample) and flow.axis == 1 and not flow.stretch else kind
 
     def weights(self, node: fx.Node, name: str, layer: nn.Module, flow: Flow | None) -> Flow | None:
-        """A layer with weights reads the labels that come in and makes new ones; a depthwise convolution carries them."""
+        """A layer with weights reads the incoming labels and makes new ones; a depthwise convolution keeps them."""
         table = affine(layer)
         read = self.read(node, name, flow, table) if flow else None
         depthwise = isinstance(layer, conv._ConvNd) and layer.groups == layer.in_channels > 1
@@ -200,7 +200,7 @@ class _Walk:
         return Flow(labels, 1, table.positions + 2)
 
     def read(self, node: fx.Node, name: str, flow: Flow, table: Affine) -> Tensor | None:
-        """A label for each input channel of the layer that reads them; None if they do not fit, or all are of no unit."""
+        """A label for each input channel of the layer; None if they do not fit, or if none of them is a unit."""
         there = flow.axis == -1 if table.positions is None else flow.axis == 1 and flow.ndim == table.positions + 2
         labels = flow.stretched(table.reads) if there else None
         if labels is None:
@@ -209,7 +209,7 @@ class _Walk:
 
     def unusable(self, layer: nn.Module) -> str:
         own = [parameter for parameter in layer._parameters.values() if parameter is not None]
-        # Not asked for: a parametrised weight is computed when it is, and that may change what it is computed from.
+        # Do not read the attribute: reading a parametrised weight computes it, which may change its originals.
         computed = [
             key
             for key in ("weight", "bias")
@@ -221,9 +221,9 @@ class _Walk:
         if any(self.owners[_identity(parameter)] > 1 for parameter in own):
             return "shares a weight with another layer"
         if computed or parametrize.is_parametrized(layer):
-            return "is parametrised (weight_norm, orthogonal, ...): its weight is not a parameter of its own"
+            return "is parametrised (weight_norm, orthogonal, ...): its weight is computed from other parameters"
         if is_customised(layer) or not {"weight", "bias"}.issuperset(layer._parameters):
-            return f"is a {type(layer).__name__}, whose own code may use its weights in another way"
+            return f"is a {type(layer).__name__}, whose own forward may use its weights differently"
         if not self.frozen and any(not parameter.requires_grad for parameter in own):
             return FROZEN
         return ""
@@ -235,11 +235,11 @@ class _Walk:
 
     def norm(self, name: str, layer: nn.Module, flow: Flow) -> Answer:
         tensors = {key: value for key, value in [*layer._parameters.items(), *layer._buffers.items()] if value is not None}
-        tensors = {key: value for key, value in tensors.items() if value.ndim}  # num_batches_tracked is of no channel
+        tensors = {key: value for key, value in tensors.items() if value.ndim}  # num_batches_tracked has no channels
         if isinstance(layer, nn.PReLU) and layer.num_parameters == 1:
             return flow
-        # Channel norms have the channels on axis 1. That is the last of two, which BatchNorm1d behind a linear layer means;
-        # on sequences it would norm positions, and only an example's shapes tell if there are as many of them as channels.
+        # Channel norms have the channels on axis 1. After a linear layer that is also the last axis, unless the inputs are
+        # sequences: then BatchNorm1d normalises positions, and only an example's shapes can tell the two apart.
         if isinstance(layer, _CHANNEL_NORMS):
             fits = flow.axis == 1 or (flow.ndim in (None, 2) and not isinstance(layer, instancenorm._InstanceNorm))
         else:
@@ -268,7 +268,7 @@ class _Walk:
         if name in _BINARY:
             return self.binary(node, name)
         if name in operators.CASTS and isinstance(flow, Flow):
-            return flow  # another tensor here says only what to become
+            return flow  # other arguments only name a dtype, a device or a tensor with them
         if len(flows) > 1 or not isinstance(flow, Flow):
             return name
         if name in _ELEMENTWISE and len(node.all_input_nodes) == 1:
@@ -299,7 +299,7 @@ class _Walk:
         return self.glu(node, flow, argument(node, 1, "dim", -1)) if name == "glu" else name
 
     def over_positions(self, flow: Flow, name: str, output: object) -> Answer:
-        """Pooling and padding, of as many axes as the name says, behind that of the channels."""
+        """Pooling and padding over the axes of positions; the name has their number."""
         dims = next(int(letter) for letter in name if letter.isdigit())
         if flow.axis != 1 or flow.stretch or flow.ndim != dims + 2:
             return name
@@ -329,13 +329,13 @@ class _Walk:
             if aligned and mine and name in operators.PRODUCTS:
                 return self.multiply(joint, right)
             if aligned:
-                self.escape(node, "is added to, or combined with, something else: a residual stream is shared")
+                self.escape(node, "is added to or combined with another value, as in a residual stream")
                 return replace(joint, labels=torch.full_like(left.labels, -1))
-        self.escape(node, "is added to, or combined with, something else: a residual stream is shared")
+        self.escape(node, "is added to or combined with another value, as in a residual stream")
         return None
 
     def multiply(self, left: Flow, right: Flow) -> Flow:
-        """Gate and value: made apart, multiplied channel by channel, one unit from here on."""
+        """Gate and value, multiplied channel by channel, are one unit from here on."""
         self.flows.same.append((left.labels, right.labels, len(self.flows.entries)))
         return left
 

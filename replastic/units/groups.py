@@ -18,8 +18,8 @@ from .trace import Trace, trace
 class Slot:
     """The part of one tensor of one layer that belongs to a group's units.
 
-    `view(tensor)` has `lead` axes of channels in front; `units` says, for each of those channels, whose it is (-1: of no
-    unit of the group). Given another tensor of that shape (optimiser state, a template), `view` shows the same part of it.
+    `view(tensor)` puts `lead` axes of channels first; `units` has the unit of each of those channels, or -1 if it belongs to
+    no unit of the group. `view` also takes other tensors of the same shape, such as optimiser state or a template's weight.
     """
 
     layer: str
@@ -27,41 +27,41 @@ class Slot:
     view: Callable[[Tensor], Tensor]
     lead: int
     units: Tensor  # (channels,), on the model's device
-    in_order: bool  # whether channel i is unit i's
+    in_order: bool  # whether channel i belongs to unit i
 
     def __repr__(self) -> str:
         return f"{self.layer}.{self.attribute}"
 
     def tensor(self, model: nn.Module) -> Tensor:
-        """The whole tensor, in this model or in one built like it."""
+        """The whole tensor, in this model or in another of the same architecture."""
         return getattr(model.get_submodule(self.layer), self.attribute)
 
     def mask(self, chosen: Tensor, view: Tensor) -> Tensor:
-        """Which entries of the view belong to the chosen units (a bool for each), ready to broadcast."""
+        """Which entries of the view belong to the chosen units (one bool per unit), ready to broadcast."""
         picked = chosen if self.in_order else chosen[self.units.clamp_min(0)] & (self.units >= 0)
         return picked.reshape(*view.shape[: self.lead], *[1] * (view.ndim - self.lead)).to(view.device)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnitGroup:
-    """Hidden units that are private to one path: what makes them, the norms on them, and what reads them."""
+    """Hidden units that are private to one path, with the layers that make them, norm them and read them."""
 
-    name: str  # of the first layer that makes them
+    name: str  # that of the first layer that makes them
     size: int
-    makers: tuple[Slot, ...]  # weights and biases, a row for each unit; several layers where a product makes the unit
-    norms: tuple[Slot, ...]  # gains, shifts and running statistics, an entry for each unit
-    readers: tuple[Slot, ...]  # weights, a column (or a block of columns) for each unit
-    alike: tuple[bool, ...]  # of these: whether each unit's columns are where the first reader has them
-    columns: Tensor  # which input channels of the first reader each unit has, as (units, columns a unit)
-    in_order: bool  # whether those are all of its channels, one unit after the other: then nothing need be gathered
-    channels_first: bool  # where that input has its channels: on axis 1, or on the last
+    makers: tuple[Slot, ...]  # weights and biases, a row per unit; several layers if units are products
+    norms: tuple[Slot, ...]  # gains, shifts and running statistics, an entry per unit
+    readers: tuple[Slot, ...]  # weights, a column or a block of columns per unit
+    alike: tuple[bool, ...]  # by reader: whether its columns have the order of the first reader's
+    columns: Tensor  # (units, columns per unit): input channels of the first reader
+    in_order: bool  # whether those are all channels in order, so that no gather is needed
+    channels_first: bool  # whether that input has its channels on axis 1 or on the last
 
     def by_unit(self, channels: Tensor) -> Tensor:
-        """What there is for each input channel of the first reader, on the last axis, as (..., units, columns a unit)."""
+        """Values per input channel of the first reader, on the last axis, as (..., units, columns per unit)."""
         return channels.unflatten(-1, (self.size, -1)) if self.in_order else channels[..., self.columns]
 
     def total(self, channels: Tensor) -> Tensor:
-        """The same, with the columns of each unit added up."""
+        """The same, summed over the columns of each unit."""
         columns = self.by_unit(channels)
         return columns.squeeze(-1) if columns.shape[-1] == 1 else columns.sum(-1)
 
@@ -73,11 +73,15 @@ class UnitGroup:
 
 @dataclass(frozen=True, repr=False)
 class Units:
-    """What `find_units` found. `print` shows it; `left_out` says which layers make no units, and why."""
+    """What `find_units` found; `print` shows it.
+
+    left_out: layers that make no units, and why.
+    not_seen: modules whose code could not be traced, and the error.
+    """
 
     groups: tuple[UnitGroup, ...]
     left_out: dict[str, str]
-    not_seen: dict[str, str]  # modules whose own code could not be traced, and the error
+    not_seen: dict[str, str]
 
     def __repr__(self) -> str:
         lines = [repr(group) for group in self.groups]
@@ -89,14 +93,14 @@ class Units:
 def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool = False) -> Units:
     """The hidden units of `model`, found by following its graph.
 
-    A unit is an output channel of a linear or convolutional layer that nothing but the next such layers read: through
-    activations, norms, pooling, flattening, gates. Channels of a residual stream, attention's projections and outputs of
-    the model are not units. A model without any is an error. What cannot be followed for certain is left out with a reason;
-    two things are taken on trust: a part whose parent cannot be traced is called as a whole, and hooks change no outputs.
+    A unit is an output channel of a linear or convolutional layer that only the next such layers read, through activations,
+    norms, pooling, flattening or gates. Channels of a residual stream, attention's projections and outputs of the model are
+    not units. A model without units is an error. Channels that cannot be followed with certainty are left out, with a
+    reason. Two things are assumed: a part whose parent cannot be traced is called as a whole, and hooks change no outputs.
 
     example: an input to run the model on once, for models whose code cannot be traced symbolically: a tensor, a tuple of
-        inputs or a dict of them by name. Without it, such code is left out and listed under `not_seen`.
-    frozen: whether layers that do not train make units as well, for those who only read.
+        inputs, or a dict of inputs by name. Without it, such code is left out and listed under `not_seen`.
+    frozen: whether layers that do not train make units as well, for code that only reads them.
 
     >>> find_units(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 2)))
     8 units: 0 -> 3
@@ -105,16 +109,16 @@ def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool
     """
     traced = trace(model, example)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with torch.device("cpu"):  # labels are counted there, whatever the default device is
+    with torch.device("cpu"):  # labels live there, whatever the default device is
         groups, left_out = _grouped(traced, device, frozen)
     found = Units(tuple(groups), left_out, traced.not_seen)
     if not groups:
         reasons = [f"{name or 'the model'} {reason}" for name, reason in left_out.items()]
         reasons += [f"{name or 'the model'} cannot be traced ({problem})" for name, problem in traced.not_seen.items()]
-        listed = "; ".join(reasons[:4]) or "it has no linear or convolutional layer but its output"
+        listed = "; ".join(reasons[:4]) or "it has no linear or convolutional layer before its output"
         hint = ""
         if example is None and (traced.not_seen or any("not followed" in reason for reason in left_out.values())):
-            hint = ": give an input to run it on, find_units(model, example=inputs) or Learner(..., example=inputs)"
+            hint = ": pass an input to run it on, as in find_units(model, example=inputs) or Learner(..., example=inputs)"
         raise ValueError(f"this model has no hidden units ({listed}){hint}")
     return found
 
@@ -125,9 +129,9 @@ def _grouped(trace: Trace, device: torch.device, frozen: bool) -> tuple[list[Uni
     reasons: dict[int, str] = {}
     for labels, reason in flows.escaped:
         for label in root[labels].unique().tolist():
-            reasons[label] = reason if reason == OUTPUT else reasons.get(label, reason)  # of an output nothing else counts
+            reasons[label] = reason if reason == OUTPUT else reasons.get(label, reason)  # an output counts most
     rooted = [torch.where(entry.labels >= 0, root[entry.labels.clamp_min(0)], -1) for entry in flows.entries]
-    owner = torch.full((flows.count,), -1, dtype=torch.long)  # which group a root label is in: the entry that makes it first
+    owner = torch.full((flows.count,), -1, dtype=torch.long)  # by root label: the first entry that makes it
     entries: dict[int, list[int]] = {}
     for number, (entry, labels) in enumerate(zip(flows.entries, rooted, strict=True)):
         labels = labels[labels >= 0]
@@ -144,21 +148,21 @@ def _grouped(trace: Trace, device: torch.device, frozen: bool) -> tuple[list[Uni
         problem = next((reasons[label] for label in members.tolist() if label in reasons), "")
         problem = problem or ("" if group is None else _read_elsewhere(group, trace))
         if problem or group is None:
-            left_out[flows.entries[first].layer] = problem or "makes channels that no single layer reads as a whole"
+            left_out[flows.entries[first].layer] = problem or "makes channels that no single layer reads completely"
         else:
             groups.append(group)
     return groups, left_out | dict.fromkeys(trace.not_called, "is not called by the code that was traced")
 
 
 def _read_elsewhere(group: UnitGroup, trace: Trace) -> str:
-    """Whether a layer that the traced code does not call (a second head, another branch) might read the units, too."""
+    """Why a layer that the traced code does not call (a second head, another branch) might also read the units."""
     widths = {group.size, *(len(slot.units) for slot in group.readers)}
     doors = [name for name in trace.side_doors if affine(trace.layer(name)).reads in widths]
     return f"may be read by {doors[0]}, which the traced code does not call" if doors else ""
 
 
 def _roots(flows: Flows) -> Tensor:
-    """For each label, the one that stands for its unit: the lowest of all that are one with it."""
+    """For each label, the lowest label of the same unit, which stands for it."""
     root = torch.arange(flows.count)
     while True:
         before = root.clone()
@@ -173,11 +177,11 @@ def _roots(flows: Flows) -> Tensor:
 def _group(
     members: Tensor, numbers: list[int], rooted: list[Tensor], root: Tensor, flows: Flows, device: torch.device
 ) -> UnitGroup | None:
-    unit = torch.full((flows.count + 1,), -1, dtype=torch.long)  # its last entry answers for label -1
+    unit = torch.full((flows.count + 1,), -1, dtype=torch.long)  # its last entry is for label -1
     unit[members] = torch.arange(len(members))
     slots: dict[str, list[Slot]] = {"maker": [], "norm": [], "reader": []}
-    # Activations are read where one layer reads all units of the group, the same number of columns each; if they are
-    # products, behind the last of those: a gate may itself be computed from what it will be multiplied with.
+    # Activations are read where one layer reads all units of the group, with the same number of columns each. Units that are
+    # products are read after the last product: a gate may itself be computed from the value that it is multiplied with.
     ready = max((at for left, _, at in flows.same if (unit[root[left]] >= 0).any()), default=0)
     wholes: list[tuple[Slot, Tensor]] = []
     read: dict[Slot, Tensor] = {}

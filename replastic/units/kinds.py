@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import conv
 from torch.nn.utils import parametrize
 
-# Of torch.nn, what is made of layers whose wiring matters, and so is looked into.
+# Modules of torch.nn that are traced into, because they consist of layers whose wiring matters.
 _COMPOSITE = (
     nn.Sequential,
     nn.ModuleList,
@@ -26,25 +26,25 @@ _COMPOSITE = (
 
 
 def original(model: nn.Module) -> nn.Module:
-    """The module itself, where torch.compile has wrapped it."""
+    """The module that torch.compile wrapped, or the model itself."""
     inner = getattr(model, "_orig_mod", None)
     return original(inner) if isinstance(inner, nn.Module) else model
 
 
 def has_rows_and_columns(module: nn.Module) -> bool:
-    """Whether a layer makes each output channel by a row of weights, and reads each input channel by a column."""
+    """Whether a layer's weight has a row per output channel and a column per input channel."""
     if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         return True
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")  # Hugging Face's: stored (in, out)
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")  # Hugging Face's, which stores (in, out)
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a module counts as one layer, whatever its code does."""
+    """Whether a module counts as one layer and is not traced into."""
     if isinstance(module, _COMPOSITE) or type(module) is nn.Module:
         return False
     if type(module).__module__.startswith("torch.nn.") or parametrize.is_parametrized(module):
         return True
-    # The last two: somebody's own subclass.
+    # Subclasses of layers, defined outside of torch.
     return has_rows_and_columns(module) or isinstance(module, nn.LayerNorm | nn.modules.batchnorm._NormBase)
 
 
@@ -58,7 +58,7 @@ def is_customised(layer: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Affine:
-    """Where the rows and the columns of a layer's weight are: views with that many channel axes in front."""
+    """Where the rows and columns of a layer's weight are, as views with `row_axes` or `column_axes` channel axes first."""
 
     makes: int
     reads: int
@@ -66,11 +66,11 @@ class Affine:
     columns: Callable[[Tensor], Tensor]
     row_axes: int = 1
     column_axes: int = 1
-    positions: int | None = None  # how many axes of positions follow the channels; None: channels are last
+    positions: int | None = None  # number of position axes after the channels; None: channels are last
 
 
 def affine(layer: nn.Module) -> Affine:
-    """The table of a layer that `has_rows_and_columns`."""
+    """The views of a layer that `has_rows_and_columns`."""
     if isinstance(layer, nn.Linear):
         return Affine(layer.out_features, layer.in_features, whole, _swapped)
     if not isinstance(layer, conv._ConvNd):  # Conv1D
@@ -79,7 +79,7 @@ def affine(layer: nn.Module) -> Affine:
     makes, reads, groups = layer.out_channels, layer.in_channels, layer.groups
 
     def by_group(weight: Tensor) -> Tensor:
-        """(groups, channels of a group on the axis that is stored second, the other axis, ...)"""
+        """(groups, the second stored axis, the first one within a group, ...)"""
         return weight.unflatten(0, (groups, -1)).transpose(1, 2)
 
     across, axes = (_swapped, 1) if groups == 1 else (by_group, 2)
@@ -90,7 +90,7 @@ def affine(layer: nn.Module) -> Affine:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The view of a tensor whose first axis is the channels."""
+    """The view of a tensor that has its channels first already."""
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""Start hidden units anew."""
+"""Re-initialise hidden units."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def reset_units_(
     generator: torch.Generator | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
 ) -> None:
-    """Give the chosen units fresh incoming weights and zero outgoing ones, in place.
+    """Re-initialise the incoming weights of the chosen units and set their outgoing weights to zero, in place.
 
-    Weights and biases that make the unit are drawn, entry by entry, from those of the same layer of `template`, whatever
-    law those were drawn from; its entries in norms and running statistics become the template's own. What the optimiser
-    remembers of exactly those entries is cleared. Nothing else changes, and a unit that was silent leaves the model's
-    function as it was, unless a layer or group norm lies on it: those take their statistics over all units.
+    The weights and biases that make a unit are sampled, entry by entry, from those of the same layer of `template`, so they
+    follow its distribution; the unit's entries in norms and running statistics are copied from the template. The optimiser's
+    state of exactly those entries is cleared. Nothing else changes. If a unit was silent, the model's function stays the
+    same, unless a layer norm or group norm reads the unit: its statistics are over all units.
 
-    chosen: a bool for each unit, or a tensor of unit numbers.
-    template: a newly initialised model of the same build; it is only read.
-    generator: of the model's device; None: torch's own.
-    optimizer: one, or a list if several train the model; None leaves all state alone.
+    chosen: one bool per unit, or a tensor of unit indices.
+    template: a newly initialised model of the same architecture; it is only read.
+    generator: on the model's device; None: torch's default generator.
+    optimizer: one, or a list if several train the model; None leaves all optimiser state unchanged.
 
-    On the GPU nothing waits for the device: entries are picked by masks. On the CPU only the chosen rows are touched.
+    On a GPU nothing waits for the device: entries are selected by masks. On the CPU only the chosen rows are touched.
     """
     check_unsharded(model)
     reset_checked_(model, group, chosen, template=template, generator=generator, optimizer=optimizer)
@@ -85,7 +85,7 @@ def reset_checked_(
 
 
 def written(model: nn.Module, groups: Iterable[UnitGroup]) -> list[Tensor]:
-    """The tensors of which `reset_units_` of these groups writes entries."""
+    """The tensors that `reset_units_` writes to for these groups."""
     slots = [slot for group in groups for slot in (*group.makers, *group.norms, *group.readers)]
     return [slot.tensor(original(model)) for slot in slots]
 
@@ -93,26 +93,24 @@ def written(model: nn.Module, groups: Iterable[UnitGroup]) -> list[Tensor]:
 def _mask(group: UnitGroup, chosen: Tensor) -> Tensor:
     device = group.columns.device
     if not isinstance(chosen, Tensor):
-        raise TypeError(f"chosen is a {type(chosen).__name__}: give a tensor, with a bool for each unit or of unit numbers")
+        raise TypeError(f"chosen is a {type(chosen).__name__}: pass a tensor with one bool per unit, or with unit indices")
     if chosen.dtype == torch.bool:
         if chosen.shape != (group.size,):
             raise ValueError(
-                f"chosen has shape {tuple(chosen.shape)}; {group.name!r} has {group.size} units: give it one each"
+                f"chosen has shape {tuple(chosen.shape)}; {group.name!r} has {group.size} units: pass one bool per unit"
             )
         return chosen.to(device)
-    if chosen.dtype not in (torch.int64, torch.int32) and chosen.numel():  # torch.tensor([]) is of floats
-        raise TypeError(f"chosen is {chosen.dtype}: give a bool for each unit, as in scores < 0.1, or unit numbers")
+    if chosen.dtype not in (torch.int64, torch.int32) and chosen.numel():  # torch.tensor([]) has dtype float32
+        raise TypeError(f"chosen is {chosen.dtype}: pass one bool per unit, as in scores < 0.1, or unit indices")
     numbers = chosen.long().flatten()
     if not numbers.is_cuda and ((numbers < 0) | (numbers >= group.size)).any():  # on a GPU the fill itself would fail
-        raise ValueError(
-            f"chosen has unit numbers {numbers.tolist()}; those of {group.name!r} go from 0 to {group.size - 1}"
-        )
+        raise ValueError(f"chosen has unit indices {numbers.tolist()}; those of {group.name!r} are 0 to {group.size - 1}")
     return torch.zeros(group.size, dtype=torch.bool, device=device).index_fill_(0, numbers.to(device), True)
 
 
 def _check(group: UnitGroup, model: nn.Module, template: nn.Module, generator: torch.Generator | None) -> None:
     if template is model:
-        raise ValueError("template is the model itself: give a newly initialised one, such as learner.template")
+        raise ValueError("template is the model itself: pass a newly initialised one, such as learner.template")
     for slot in (*group.makers, *group.norms):
         mine = slot.tensor(model)
         try:
@@ -122,12 +120,14 @@ def _check(group: UnitGroup, model: nn.Module, template: nn.Module, generator: t
         if not isinstance(theirs, Tensor) or theirs.shape != mine.shape:
             found = f"of shape {tuple(theirs.shape)}" if isinstance(theirs, Tensor) else "missing"
             raise ValueError(
-                f"{slot} is {found} in the template and of shape {tuple(mine.shape)} here: build it like the model"
+                f"{slot} is {found} in the template and of shape {tuple(mine.shape)} here: build both in the same way"
             )
         if theirs.device != mine.device:
-            raise ValueError(f"{slot} is on {theirs.device} in the template and on {mine.device} here: template.to(device)")
+            raise ValueError(
+                f"{slot} is on {theirs.device} in the template and on {mine.device} here: use template.to(device)"
+            )
         if generator is not None and generator.device.type != mine.device.type:
-            raise ValueError(f"the generator is of {generator.device}, {slot} on {mine.device}: torch.Generator(device)")
+            raise ValueError(f"the generator is on {generator.device}, {slot} on {mine.device}: use torch.Generator(device)")
 
 
 def _write(view: Tensor, at: Tensor, lead: int, values: Callable[[tuple[int, ...]], Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""What functions that move axes about do to the channels of a tensor.
+"""What functions that rearrange axes do to the channels of a tensor.
 
-Each rule takes the call and what is known of its input, and answers with what is known of its output; a string says why
-that is not known. An answer must be right whatever the shapes turn out to be, or be no answer.
+Each rule takes a call and the flow of its input, and returns the flow of its output, or a string that names what cannot be
+followed. A flow that is returned must be right for every shape that the input may have.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, fx
 
 @dataclass(frozen=True)
 class Flow:
-    """What is known of a tensor: the label of each channel (-1: of no unit), and where its channel axis is."""
+    """What is known of a tensor: the label of each channel (-1: not a unit), and which axis has the channels."""
 
     labels: Tensor  # (channels,)
-    axis: int  # 1 as convolutions have it, -1 as linear layers do; with axis 1 the number of axes is known
+    axis: int  # 1 for convolutions, -1 for linear layers; with 1, ndim is known
     ndim: int | None = None
-    stretch: Literal["", "block", "tile"] = ""  # flattened: a channel is now several entries, side by side or a stride apart
+    stretch: Literal["", "block", "tile"] = ""  # flattened: a channel's entries are adjacent, or a stride apart
     point: bool = False  # pooled to one position
 
     def stretched(self, size: int) -> Tensor | None:
@@ -52,7 +52,7 @@ def argument(node: fx.Node, position: int, keyword: str, default: object = None)
 
 
 def _listed(node: fx.Node, keyword: str) -> list[Any]:
-    """Arguments that can be given one by one, or as one list."""
+    """Arguments that may be passed one by one or as one list."""
     given: Any = list(node.args[1:]) or [node.kwargs.get(keyword)]
     return list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
 
@@ -66,7 +66,7 @@ def _shape_before(node: fx.Node) -> tuple[int, ...] | None:
 
 
 def flatten(node: fx.Node, flow: Flow, start: Any, end: Any) -> Answer:
-    """One axis out of several."""
+    """Merges several axes into one."""
     if start == 1 and end == -1 and not flow.stretch:
         if flow.ndim == 2:
             return flow
@@ -79,20 +79,20 @@ def flatten(node: fx.Node, flow: Flow, start: Any, end: Any) -> Answer:
 
 
 def reshape(node: fx.Node, flow: Flow) -> Answer:
-    """Two forms are known: all but the samples in one axis, and other axes than that of the channels."""
+    """Two forms are known: all axes but the samples' become one, or the channel axis stays as it is."""
     sizes = _listed(node, "shape" if "shape" in node.kwargs else "size")
     channels = len(flow.labels)
     if flow.stretch or not sizes:
         return "reshape"
     known = _shape_before(node)
     if flow.axis == -1 and isinstance(sizes[-1], int) and sizes[-1] > 0 and sizes[-1] % channels == 0:
-        # Rows of whole multiples of the channels, whatever the other axes are.
+        # The last axis holds the channels a whole number of times, whatever the other axes are.
         return replace(flow, ndim=len(sizes), stretch="" if sizes[-1] == channels else "tile")
     if len(sizes) != 2 or (known and tuple(_shape(node) or ()) != (known[0], math.prod(known[1:]))):
         return "reshape"
     of_samples = bool(known) or sizes[0] == -1 or _is_number_of_samples(sizes[0])
     if flow.axis == 1 and of_samples:
-        # x.view(-1, n): n entries are all of one sample, or what follows would have another number of samples.
+        # x.view(-1, n): n is the size of a sample, or the number of samples would change.
         return replace(flow, axis=-1, ndim=2, stretch="block", point=False)
     if flow.axis == -1 and of_samples and sizes[1] == -1:
         return flow if flow.ndim == 2 else replace(flow, ndim=2, stretch="tile")
@@ -100,7 +100,7 @@ def reshape(node: fx.Node, flow: Flow) -> Answer:
 
 
 def _is_number_of_samples(size: object) -> bool:
-    """x.size(0), x.shape[0] or x.size()[0], before it is known."""
+    """Whether this is x.size(0), x.shape[0] or x.size()[0]."""
     if not isinstance(size, fx.Node):
         return False
     name = name_of(size.target)
@@ -115,7 +115,7 @@ def _is_number_of_samples(size: object) -> bool:
 
 
 def reduce(node: fx.Node, flow: Flow, name: str) -> Answer:
-    """Mean, sum or maximum over positions; over channels it would mix units."""
+    """Mean, sum or maximum over positions; a reduction over channels would mix units."""
     dims = argument(node, 1, "dim")
     dims = [dims] if isinstance(dims, int) else dims
     if not isinstance(dims, list | tuple) or flow.ndim is None or flow.stretch or not all(isinstance(d, int) for d in dims):
@@ -144,7 +144,7 @@ def permute(node: fx.Node, flow: Flow, name: str) -> Answer:
 
 
 def squeeze(node: fx.Node, flow: Flow) -> Answer:
-    """Only of axes that are known to have one entry: others stay, and nothing tells."""
+    """Only if it is known which axes have size 1, because the others stay."""
     pooled = [0, 0, *[1] * (flow.ndim - 2)] if flow.point and flow.axis == 1 and flow.ndim else []
     sizes = _shape_before(node) or pooled
     dims = argument(node, 1, "dim")
@@ -192,7 +192,7 @@ def split(node: fx.Node, flow: Flow, name: str) -> Answer:
 
 
 def parts(flow: Flow, size: Any, dim: object, name: str) -> Answer:
-    """The channels in `size` chunks, in parts of that size, or in parts of those sizes."""
+    """The channels in `size` chunks (`chunk`), or in parts of that size or those sizes (`split`)."""
     sizes = list(size) if isinstance(size, list | tuple) else size
     if not sizes or not flow.is_channel(dim):
         return name
@@ -208,13 +208,13 @@ def parts(flow: Flow, size: Any, dim: object, name: str) -> Answer:
 
 
 def concatenate(flows: list[Flow | None], dim: Any, shapes: list[tuple[int, ...] | None]) -> Answer:
-    """CReLU has each label twice; dense blocks line up the channels of several layers."""
+    """CReLU repeats each label; dense blocks join the channels of several layers."""
     known = next((flow for flow in flows if flow), None)
     if known is None or not isinstance(dim, int):
         return "cat"
     joined: list[Flow] = []
     for flow, shape in zip(flows, shapes, strict=True):
-        if flow is None and shape is not None and -len(shape) <= dim < len(shape):  # what no layer made, of known width
+        if flow is None and shape is not None and -len(shape) <= dim < len(shape):  # not made by a layer, of known width
             flow = replace(known, labels=torch.full((shape[dim],), -1))
         if flow is None:
             return "cat with something of unknown width"
@@ -225,12 +225,12 @@ def concatenate(flows: list[Flow | None], dim: Any, shapes: list[tuple[int, ...]
     if known.is_channel(dim):
         return replace(known, labels=labels)
     if dim == 1 and known.ndim is None:
-        # Two axes, or else these are positions; the next layer's width tells, as long as nothing is flattened until then.
+        # Axis 1 has the channels if there are two axes, else positions; the next layer's width tells which.
         return replace(known, labels=labels, ndim=2)
     return f"cat along axis {dim}"
 
 
-# torch chooses between two versions of these, with or without indices, by a function that has lost their name.
+# These are dispatchers, with or without indices, that do not carry the function's name.
 _NAMELESS = {
     getattr(torch.nn.functional, name): name
     for kind in ("", "adaptive_")
@@ -239,7 +239,7 @@ _NAMELESS = {
 
 
 def name_of(target: Any) -> str:
-    """The name of a function or method, without the underscores around it: in place or not is the same here."""
+    """The name of a function or method without underscores, so that in-place versions have the same name."""
     if isinstance(target, str):
         return target.strip("_")
     return _NAMELESS.get(target) or getattr(target, "__name__", str(target)).strip("_")

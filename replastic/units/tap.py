@@ -1,4 +1,4 @@
-"""Read what hidden units do while the model trains."""
+"""Read hidden units' activations while the model trains."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .kinds import original
 class Tap:
     """Keeps the units' activations of the last forward pass, as the next layer reads them: after activation, norm, pooling.
 
-    Only passes in training mode with gradients count, so that evaluation, acting and measuring leave no trace; with
-    always=True every pass does. Reading what did not happen raises. Use it as a context, or `close()` it, to take it off.
+    Only passes in training mode with gradients are kept, so evaluation, acting and measuring are ignored; always=True keeps
+    every pass. Reading raises if there was no pass. Use it as a context manager, or call `close()` to remove its hooks.
 
     detach: False keeps the graph, for a loss on activations.
-    on: False keeps nothing but within `listening()`.
-    compiled: False if no compiled code will run while the tap is on: then it need not be made anew.
+    on: False keeps passes only within `listening()`.
+    compiled: False if no compiled code will run while the tap is on; then torch.compile's caches are kept.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> from replastic.units import find_units
@@ -49,12 +49,12 @@ class Tap:
         self.inputs: dict[str, Tensor] = {}
         self.on = on
         self._compiled, self._hooked = compiled, dict[str, UnitGroup]()
-        self._channels: dict[str, int] = {}  # on which axis
-        self._handles = [self._hook(original(model))]  # first: a reader may be the first layer that the model calls
+        self._channels: dict[str, int] = {}  # the axis of the channels
+        self._handles = [self._hook(original(model))]  # before the readers' hooks: a reader may be the first layer
         self.show(model, groups)
 
     def show(self, model: nn.Module, groups: Iterable[UnitGroup]) -> None:
-        """Show these groups of the same model from now on. Those shown before are still kept: going back costs nothing."""
+        """Show these groups of the same model from now on. Hooks of earlier groups stay, so switching back is free."""
         self.groups = {group.name: group for group in groups}
         new = [group for name, group in self.groups.items() if self._hooked.get(name) is not group]
         for group in new:
@@ -66,16 +66,16 @@ class Tap:
             _forget_compiled_code()
 
     def _hook(self, layer: nn.Module, name: str | None = None) -> RemovableHandle:
-        """Keep what comes into a layer; without a name, forget the last pass as a new one of the whole model begins."""
+        """Keep a layer's input; without a name, clear the last pass when a new pass of the whole model begins."""
         return layer.register_forward_pre_hook(_Keep(self, name), with_kwargs=True)
 
     def read(self, name: str) -> Tensor:
-        """The whole input of the layer that reads the group, as it was in the last pass."""
+        """The whole input of the layer that reads the group, in the last pass."""
         if name not in self.inputs:
             raise RuntimeError(
-                f"the units of {name!r} were not seen: no forward pass of the model in training mode, with gradients, came "
-                "since the last step, or it did not reach them. Call model.train() and the model itself, not a copy of it; "
-                "a method asks for the tap in start(), before the pass that it wants to see"
+                f"no activations of {name!r}: since the last step, no forward pass in training mode with gradients reached "
+                "these units. Call model.train(), and call the model itself, not a copy; a method must ask for the tap in "
+                "start(), before the pass that it reads"
             )
         return self.inputs[name]
 
@@ -95,19 +95,19 @@ class Tap:
         return group.total(total) / max(samples, 1)
 
     def mean_abs_by_channel(self, name: str) -> Tensor:
-        """(channels,): the same for each input channel of the layer that reads the group, over samples and positions."""
+        """(channels,): the mean of |h| for each input channel of the layer that reads the group."""
         inputs, axes = self._to_reduce(name)
         total = torch.linalg.vector_norm(inputs, 1, axes, dtype=work_dtype(inputs.dtype))
         return total / max(inputs.numel() / len(total), 1)
 
     def largest(self, name: str) -> Tensor:
-        """(units,): the largest h of all samples, positions and columns."""
+        """(units,): the largest h over samples, positions and columns."""
         inputs, axes = self._to_reduce(name)
         columns = self.groups[name].by_unit(inputs.amax(axes))
         return columns.squeeze(1) if columns.shape[1] == 1 else columns.amax(1)
 
     def fired(self, name: str) -> Tensor:
-        """(units,): whether h > 0 for any sample, position or column."""
+        """(units,): whether h > 0 for some sample, position or column."""
         return self.largest(name) > 0
 
     def _to_reduce(self, name: str) -> tuple[Tensor, list[int]]:
@@ -115,15 +115,15 @@ class Tap:
         return inputs, [axis for axis in range(-inputs.ndim, 0) if axis != channel]
 
     def clear(self) -> None:
-        """Forget the last pass, so that reading again before the next one raises."""
+        """Drop the last pass; reading before the next one raises."""
         self.inputs.clear()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Passes made here are not kept."""
+        """A context in which passes are not kept."""
         return self._switched(False)
 
     def listening(self) -> AbstractContextManager[None]:
-        """Passes made here are kept, even if the tap is off."""
+        """A context in which passes are kept, even if the tap is off."""
         return self._switched(True)
 
     @contextmanager
@@ -135,14 +135,14 @@ class Tap:
             self.on = before
 
     def close(self) -> None:
-        self.on = False  # compiled code may go on calling the hooks
+        self.on = False  # compiled code may still call the hooks
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     @property
     def closed(self) -> bool:
-        """Whether it has been taken off."""
+        """Whether the hooks were removed."""
         return not self._handles
 
     def __enter__(self) -> Tap:
@@ -153,7 +153,7 @@ class Tap:
 
 
 class _Keep:
-    """The hook on one layer. A copy of the model, or one that is saved, does not take it along."""
+    """The hook on one layer. Copies of the model, and pickles of it, have a hook that does nothing instead."""
 
     def __init__(self, tap: Tap, name: str | None) -> None:
         self.tap, self.name = tap, name
@@ -176,10 +176,10 @@ def _no_hook() -> Callable[..., None]:
 
 
 def _ignore(*arguments: object) -> None:
-    """What a hook becomes in a copy."""
+    """The hook in a copy of the model."""
 
 
 def _forget_compiled_code() -> None:
-    """Code that torch.compile made before a hook was set does not call it, and no guard tells: have it made anew."""
+    """Code that was compiled before a hook was set does not call it, and no guard notices: have it recompiled."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Run a model once and write down what it does, as torch.fx would."""
+"""Run a model once and record its calls as a torch.fx graph."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .kinds import is_leaf
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
-# What a tensor can be asked without its numbers being looked at; a property is asked by "__get__".
+# Functions of a tensor that do not read its values; "__get__" reads a property.
 _ASKS = {"get", "size", "dim", "len", "numel", "nelement", "stride", "element_size", "ndimension", "get_device", "data_ptr"}
-_DEPTH = 4  # how far to look for tensors in an object that the model returns
+_DEPTH = 4  # of objects in each other that are searched for tensors
 
 
 def watch(model: nn.Module, example: Example) -> fx.Graph:
-    """The graph of one pass, without gradients; shapes are kept in each node's meta."""
+    """The graph of one pass without gradients, with shapes in each node's meta."""
     args, kwargs = _arguments(example)
     tape = _Tape(model)
     tape.see_inputs(args, kwargs)
@@ -38,20 +38,20 @@ def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, tuple):
         return example, {}
     raise TypeError(
-        f"example is a {type(example).__name__}: give the model's input as a tensor, a tuple of inputs, or a dict by name"
+        f"example is a {type(example).__name__}: pass the model's input as a tensor, a tuple of inputs, or a dict by name"
     )
 
 
 class _Tape(TorchFunctionMode):
-    """Writes calls of layers and of torch functions into an fx graph while the model runs."""
+    """Records calls of layers and of torch functions in an fx graph while the model runs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.names = {id(module): name for name, module in model.named_modules()}
         self.nodes: dict[int, fx.Node] = {}
-        self.alive: list[Tensor] = []  # an id means something only while its tensor lives
-        self.inside = 0  # how many leaf layers deep
+        self.alive: list[Tensor] = []  # ids are unique only among living tensors
+        self.inside = 0  # number of leaf layers on the call stack
         self.held = {
             id(tensor): f"{name}.{attribute}" if name else attribute
             for name, module in model.named_modules()
@@ -75,7 +75,7 @@ class _Tape(TorchFunctionMode):
                     self.remember(item, self.graph.call_function(part_of, (node, key)))
 
     def described(self, value: Any, depth: int = 0) -> Any:
-        """A value as an argument of a node, with tensors as the nodes that made them."""
+        """A value as a node's argument, with each tensor replaced by the node that made it."""
         if isinstance(value, Tensor):
             return self.nodes.get(id(value)) or self.given(value)
         if isinstance(value, Mapping):
@@ -91,11 +91,11 @@ class _Tape(TorchFunctionMode):
         return self.described(vars(value), depth + 1) if hasattr(value, "__dict__") and depth < _DEPTH else None
 
     def given(self, tensor: Tensor) -> fx.Node:
-        """The node of a tensor that no recorded call made."""
+        """A node for a tensor that no recorded call made."""
         if id(tensor) in self.held:
             return self.graph.create_node("get_attr", self.held[id(tensor)])
-        # It came out of code that torch does not show (an autograd.Function, a module that is not registered): anything
-        # that was computed until now may be in it.
+        # It was made by code that torch does not show (an autograd.Function, a module that is not registered), so it may
+        # depend on everything computed so far.
         node = self.graph.call_function(code_not_seen, (list(self.nodes.values()),))
         self.remember(tensor, node)
         return node
@@ -104,7 +104,7 @@ class _Tape(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if self.inside or ((name in _ASKS or name.startswith("is_")) and not _is_view(func)):
             return func(*args, **(kwargs or {}))
-        described = self.described(list(args)), self.described(kwargs or {})  # before it runs: it may write in place
+        described = self.described(list(args)), self.described(kwargs or {})  # before the call, which may write in place
         output = func(*args, **(kwargs or {}))
         self.record("call_function", func, described, output)
         return output
@@ -115,7 +115,7 @@ class _Tape(TorchFunctionMode):
 
     @contextmanager
     def of_modules(self) -> Iterator[None]:
-        """While this holds, calls of leaf layers are written down as such."""
+        """Within, calls of leaf layers are recorded as such."""
         call = nn.Module.__call__
         tape = self
 
@@ -140,7 +140,7 @@ class _Tape(TorchFunctionMode):
 
 
 def _is_view(func: Callable[..., Any]) -> bool:
-    """Whether this reads a property of a tensor that is again a tensor."""
+    """Whether this reads a property of a tensor that is itself a tensor."""
     return getattr(getattr(func, "__self__", None), "__name__", "") in ("T", "H", "mT", "mH", "data", "real", "imag", "grad")
 
 
@@ -150,4 +150,4 @@ def part_of(values: Any, key: Any) -> Any:
 
 
 def code_not_seen(values: list[Any]) -> None:
-    """Stands for code that may have read any of these."""
+    """Stands for code that may have read any of these values."""

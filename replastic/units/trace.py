@@ -1,10 +1,10 @@
 """From a model to graphs of its layers, in the order in which they are called.
 
-By default the model's code is traced symbolically, which needs no data. Code that cannot be traced so (it branches on
-what it computes) is given up module by module: its children are traced on their own, and what is not seen is listed.
-With an example input the model is run once instead, and what it does is written down as it happens.
+By default the model's code is traced symbolically, which needs no data. If a module's code cannot be traced, for example
+because it branches on values, its children are traced one by one and the module is listed in `not_seen`. With an example
+input the model is run once instead, and its calls are recorded.
 
-torch.fx and the tape both replace nn.Module.__call__ while they look: another thread should not run a model meanwhile.
+Both torch.fx and the tape replace nn.Module.__call__ while they run, so no other thread should run a model meanwhile.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .tape import Example, watch
 
 @dataclass
 class Trace:
-    """The graphs of a model: one if it could be traced as a whole. `not_seen` says where a module's own code could not."""
+    """The graphs of a model: one if it could be traced as a whole. `not_seen`: modules whose code could not be traced."""
 
     model: nn.Module
     graphs: list[tuple[str, fx.Graph]] = field(default_factory=list)  # (prefix of its names, graph)
     not_seen: dict[str, str] = field(default_factory=dict)
-    not_called: dict[str, nn.Module] = field(default_factory=dict)  # layers that the traced code leaves alone
-    side_doors: list[str] = field(default_factory=list)  # those of them that other code would call first
+    not_called: dict[str, nn.Module] = field(default_factory=dict)  # layers that the traced code does not call
+    side_doors: list[str] = field(default_factory=list)  # of these, the first that other code would call
 
     def layer(self, name: str) -> nn.Module:
         return self.model.get_submodule(name)
@@ -45,7 +45,7 @@ def trace(model: nn.Module, example: Example | None = None) -> Trace:
     found = Trace(original(model))
     lazy = [name for name, parameter in found.model.named_parameters() if is_lazy(parameter)]
     if lazy:
-        raise ValueError(f"{lazy[0]!r} has no shape yet, as of a lazy layer: run the model once first, as in model(inputs)")
+        raise ValueError(f"{lazy[0]!r} has no shape yet: its layer is lazy. Run the model once first, as in model(inputs)")
     with untouched(found.model):
         if example is None:
             _trace_or_descend(found.model, "", found)
@@ -69,12 +69,12 @@ class Tracer(fx.Tracer):
 def _trace_or_descend(module: nn.Module, prefix: str, found: Trace) -> None:
     if is_leaf(module):
         return
-    if not isinstance(module, nn.ModuleList | nn.ModuleDict):  # those have no code of their own
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict):  # these have no forward of their own
         problem = _try(module, prefix, found, "forward")
         if not problem:
             _list_not_called(module, prefix, found)
             return
-        # Their attention branches on data, but the MLP, the part with units, is a method of its own.
+        # Their attention branches on data, but their MLP, which has the units, is a separate method.
         known = (nn.TransformerEncoderLayer.forward, nn.TransformerDecoderLayer.forward)
         if type(module).forward not in known or _try(module, prefix, found, "_ff_block"):
             found.not_seen[prefix] = problem
@@ -85,17 +85,17 @@ def _trace_or_descend(module: nn.Module, prefix: str, found: Trace) -> None:
 def _try(module: nn.Module, prefix: str, found: Trace, function: str) -> str:
     try:
         found.graphs.append((prefix, Tracer(function).trace(module)))
-    except Exception as error:  # any code may stand in forward, so any error may come out of it
+    except Exception as error:  # forward may hold any code and raise any error
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0].partition('. ')[0]}"
     return ""
 
 
 def _list_not_called(module: nn.Module, prefix: str, found: Trace) -> None:
-    """Layers that the last graph leaves alone: another branch, mode or method may have them read what it computes."""
+    """List the layers that the last graph does not call, but another branch, mode or method may."""
     called = {_join(prefix, str(node.target)) for node in found.graphs[-1][1].nodes if node.op == "call_module"}
 
     def look(inner: nn.Module, name: str) -> list[str]:
-        """The layers in `inner` that are not called, in order; if some are and some are not, each is a door."""
+        """The layers in `inner` that are not called; if others in it are, each first one is a side door."""
         if is_leaf(inner):
             return [name] if has_rows_and_columns(inner) and name not in called else []
         below = [look(child, _join(name, key)) for key, child in inner.named_children()]
@@ -112,9 +112,9 @@ def _join(prefix: str, name: str) -> str:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Whatever the model's code writes while this holds is undone: buffers, attributes, random state.
+    """Undo all that is written within: buffers, attributes, hooks, mode and random state, but not values of parameters.
 
-    torch.fx, too, keeps constants that it meets as attributes of the model.
+    torch.fx also stores constants that it meets as attributes of the model.
     """
     plain = (dict, OrderedDict, defaultdict, list, set)
     holders = [vars(module) for module in model.modules()]
@@ -125,7 +125,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices))
         if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code shows nothing of what it does
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code calls no hooks
         try:
             for module in model.modules():
                 for name, buffer in module._buffers.items():

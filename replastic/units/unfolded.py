@@ -1,6 +1,6 @@
-"""Weights as the matrices that regularisers mean: a convolution is out x (in·kh·kw), the map from a patch to its outputs.
+"""Weights as the matrices that regularisers use: a convolution is out x (in·kh·kw), the map from a patch to its outputs.
 
-FIRE's matrices, one for each tap of a kernel, are `WeightMatrix.stack()`; they are other matrices of the same numbers.
+FIRE's matrices, one for each tap of a kernel, are a different arrangement of the same entries: `WeightMatrix.stack()`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from . import original
 
 @dataclass(frozen=True)
 class Unfolded:
-    """How to see one of several parameters, or a tensor of its shape, as matrices (..., out, in)."""
+    """How to view one of several parameters, or a tensor of its shape, as matrices (..., out, in)."""
 
-    parameter: int  # which
+    parameter: int  # its index
     name: str
     view: Callable[[Tensor], Tensor]
     out_axes: int = 1
@@ -37,9 +37,9 @@ class Unfolded:
         return matrices.to(work_dtype(matrices.dtype))
 
     def gather(self, found: list[Tensor | None], parameters: Sequence[Tensor], matrices: Tensor) -> None:
-        """Put a gradient of the matrices where it belongs in `found`, the gradients of the parameters."""
+        """Write a gradient of the matrices into its place in `found`, the gradients of the parameters."""
         parameter = parameters[self.parameter]
-        if self.view(parameter) is parameter:  # all of it, in its own order
+        if self.view(parameter) is parameter:  # the whole parameter, in its own order
             found[self.parameter] = matrices.to(parameter.dtype).reshape(parameter.shape)
             return
         held = found[self.parameter]
@@ -49,8 +49,8 @@ class Unfolded:
 
 
 def unfold(model: nn.Module, where: Where, *, frozen: bool = False) -> tuple[list[nn.Parameter], list[Unfolded]]:
-    """The selected parameters, each once, and how to see them as matrices. The parts of a fused projection are matrices of
-    their own, and so are the groups of a convolution and the gates of a recurrent layer."""
+    """The selected parameters, once each, and how to view them as matrices. The parts of a fused projection, the groups of a
+    convolution and the gates of a recurrent layer are matrices of their own."""
     model = original(model)
     parameters: dict[int, nn.Parameter] = {}
     unfolded: list[Unfolded] = []
@@ -63,12 +63,12 @@ def unfold(model: nn.Module, where: Where, *, frozen: bool = False) -> tuple[lis
 
 
 def unfolded_weight(weight: WeightMatrix, layer: nn.Module, at: int = 0) -> Unfolded:
-    """How to see one weight of a layer; `at`: which of several parameters it is of."""
+    """How to view one weight of a layer; `at`: the index of its parameter."""
     if not isinstance(layer, _ConvNd):
         return Unfolded(at, weight.name, weight.layout.view, weight.layout.out_axes, weight.layout.in_axes)
 
     def view(tensor: Tensor) -> Tensor:
-        """(groups, out, in, *kernel), groups only if there are several"""
+        """(groups, out, in, *kernel), without the first axis if there is one group"""
         grouped = tensor.unflatten(0, (layer.groups, -1)) if layer.groups > 1 else tensor
         lead = int(layer.groups > 1)
         return grouped.transpose(lead, lead + 1) if layer.transposed else grouped

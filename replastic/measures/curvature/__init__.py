@@ -1,10 +1,10 @@
-"""How curved the loss is in the parameters: eigenvalues, their distribution, the trace, ranks, and slices of the landscape.
+"""The curvature of the loss in the parameters: eigenvalues, their density, trace and ranks, and slices of the landscape.
 
     operator = hessian(probe)                       # or gauss_newton(probe), or hessian_of(loss, parameters)
     top_eigenvalues(operator, 3)
     spectral_density(operator).epsilon_rank(0.1)
 
-Everything is in float32 or better, whatever autocast surrounds it, and leaves the model as it was.
+Everything is computed in float32 or better, with autocast off, and leaves the model unchanged.
 """
 
 from .density import SpectralDensity, spectral_density

@@ -1,12 +1,12 @@
-"""Batch norm whose second derivative takes two reductions and two sums of tensors, not some thirty passes.
+"""Batch norm whose second derivative takes two reductions and two sums of tensors instead of about thirty passes.
 
-With r = 1/√(variance + ε), x̂ = (x - mean)·r and means m over what a channel has in the batch, the gradient g of outputs
-becomes
+With r = 1/√(variance + ε), x̂ = (x - mean)·r and means m over a channel's entries in the batch, the gradient g of outputs
+gives the gradients
 
     of x:  γr(g - m(g) - x̂·m(gx̂)),    of γ:  Σgx̂,    of β:  Σg
 
-and for vectors u, c, d that these are multiplied with, all derivatives are weighted sums of u, g and x, with weights by
-channel. With running statistics the means are constants, and fewer terms are left.
+and for vectors u, c, d that these are multiplied with, all derivatives are weighted sums of u, g and x with one weight per
+channel. With running statistics the means are constants, so fewer terms remain.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _BatchNormBackward(torch.autograd.Function):
         zero = torch.zeros_like(gain)
         c, d = zero if c is None else c, zero if d is None else d
         u = torch.zeros_like(g) if u is None else u
-        again = any(ctx.needs_input_grad[1:3])  # derivatives in x and γ, not in g alone
+        again = any(ctx.needs_input_grad[1:3])  # derivatives in x and γ, not only in g
         u_g = _sums(u, g, zero, torch.ones_like(gain))[0] if again else zero
         slope = gain * scale
         if not ctx.training:
@@ -112,12 +112,12 @@ class _BatchNormBackward(torch.autograd.Function):
             return of_g, of_x, scale * u_g, None, None, None
         count = x.numel() // x.shape[1]
         u_xhat, u_sum = _sums(u, x, mean, scale)
-        inner = u_g - (u_sum * g_sum + u_xhat * g_xhat) / count  # ⟨u, g⟩ less its parts along 1 and x̂
+        inner = u_g - (u_sum * g_sum + u_xhat * g_xhat) / count  # ⟨u, g⟩ minus its parts along 1 and x̂
         by_x = (c - slope * u_xhat / count) * scale
         of_g = _combine(x, d - slope * u_sum / count - by_x * mean, (u, slope), (x, by_x))
         if not again:
             return of_g, *[None] * 5
-        # Through x̂: r times h = a·u + b·g, less h's own parts along 1 and x̂. Through r: -r²x̂/n of what r is multiplied with.
+        # Through x̂: r times h = a·u + b·g, minus h's own parts along 1 and x̂. Through r: -r²x̂/n of r's factor.
         a, b = -slope * g_xhat / count, c - slope * u_xhat / count
         h_sum, h_xhat = a * u_sum + b * g_sum, a * u_xhat + b * g_xhat
         by_x = -(scale * h_xhat + scale.square() * gain * inner) / count * scale
@@ -132,7 +132,7 @@ def _sums(g: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Te
 
 
 def _combine(like: Tensor, constant: Tensor, *terms: tuple[Tensor, Tensor]) -> Tensor:
-    """The constant plus tensors times factors, these by channel."""
+    """The constant plus a sum of tensors times factors, where constant and factors are per channel."""
     (first, factor), *others = terms
     total = torch.addcmul(_by_channel(constant, like), first, _by_channel(factor, like))
     for tensor, factor in others:

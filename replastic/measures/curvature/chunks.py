@@ -1,4 +1,4 @@
-"""A batch in chunks of samples, for losses that are a mean or a sum over them."""
+"""A batch in chunks of samples, for losses that are a mean or a sum over samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..probe import NotMeasurable, Probe
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some samples of a batch, and what their loss counts in the loss of all."""
+    """Some samples of a batch, and the weight of their loss in the batch's loss."""
 
     inputs: Any
     targets: Any
@@ -24,7 +24,7 @@ class Chunk:
     weight: float = 1.0
 
     def first(self, count: int) -> Chunk:
-        """The first few samples, with the same weight."""
+        """The first `count` samples, with the same weight."""
         count = min(count, self.samples)
         inputs, targets = (_cut(part, 0, count, self.samples) for part in (self.inputs, self.targets))
         return Chunk(inputs, targets, count, self.weight)
@@ -36,7 +36,7 @@ def whole(probe: Probe) -> Chunk:
 
 
 def mixes_samples(probe: Probe) -> str | None:
-    """The name of a batch norm that takes its statistics from the batch, if there is one; call it within `running`."""
+    """The name of a batch norm that uses the batch's statistics, if there is one; call this within `running`."""
     for name, module in probe.model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             return name
@@ -44,17 +44,17 @@ def mixes_samples(probe: Probe) -> str | None:
 
 
 def chunks_of(probe: Probe, size: int) -> list[Chunk]:
-    """The batch in chunks of `size` samples, weighted so that their losses add up to that of the batch; call it within
-    `running`. Raises NotMeasurable where they do not."""
+    """The batch in chunks of `size` samples, weighted so that their losses add up to that of the batch; call this within
+    `running`. Raises NotMeasurable if no weights do that."""
     if size < 1:
-        raise ValueError(f"chunk={size}: give 1 sample or more, or None")
+        raise ValueError(f"chunk={size}: pass 1 sample or more, or None")
     if size >= probe.samples:
         return [whole(probe)]
     norm = mixes_samples(probe)
     if norm is not None:
         raise NotMeasurable(
-            f"chunk={size} takes the batch apart, whose statistics {norm} (a batch norm) needs: leave chunk out, or give "
-            'the probe mode="eval"'
+            f"chunk={size} splits the batch, but the batch norm {norm} needs the statistics of all samples: omit chunk, or "
+            'pass Probe(..., mode="eval")'
         )
     bounds = [(start, min(start + size, probe.samples)) for start in range(0, probe.samples, size)]
     parts = [
@@ -82,24 +82,24 @@ def _cut(part: Any, start: int, stop: int, samples: int) -> Any:
 
 
 def _check_apart(probe: Probe, part: Chunk) -> None:
-    """Raise if what a sample comes to depends on those beside it."""
+    """Raise if a sample's outputs depend on other samples."""
     together, one = probe.forward(part.inputs), part.first(1)
     alone = probe.forward(one.inputs)
     if not isinstance(together, Tensor) or not isinstance(alone, Tensor):
-        raise NotMeasurable("chunks need a model with one tensor of outputs: leave chunk out")
+        raise NotMeasurable("chunks need a model with one tensor of outputs: omit chunk")
     if not torch.allclose(together[:1], alone, rtol=_tolerance(alone), atol=_tolerance(alone) * float(alone.abs().max())):
-        raise NotMeasurable("samples meet within this model, for the outputs of one depend on the others: leave chunk out")
+        raise NotMeasurable("in this model the outputs of a sample depend on other samples: omit chunk")
 
 
 def _weights(probe: Probe, parts: list[Chunk], outputs: list[Any]) -> list[float]:
-    """By how much each chunk's loss counts: its share of samples for a mean, 1 for a sum.
+    """The weight of each chunk's loss: its share of samples for a mean, 1 for a sum.
 
-    Tried on the outputs, and on outputs that belong to other samples: a loss of zero would agree with anything.
+    Tested with the outputs, and with those of other samples: a loss of zero would agree with any weights.
     """
     if not all(
         isinstance(output, Tensor) and len(output) == part.samples for output, part in zip(outputs, parts, strict=True)
     ):
-        raise NotMeasurable("chunks need outputs with samples on their first axis: leave chunk out")
+        raise NotMeasurable("chunks need outputs with samples on their first axis: omit chunk")
     every = torch.cat(outputs)
     sizes = [part.samples for part in parts]
     tried = [(every, outputs), (every.roll(1, 0), list(every.roll(1, 0).split(sizes)))]
@@ -108,7 +108,7 @@ def _weights(probe: Probe, parts: list[Chunk], outputs: list[Any]) -> list[float
             return weights
     raise NotMeasurable(
         "the loss of the batch is neither the mean nor the sum of the losses of its samples, so it cannot be computed in "
-        "chunks: leave chunk out"
+        "chunks: omit chunk"
     )
 
 
@@ -121,4 +121,4 @@ def _adds_up(probe: Probe, parts: list[Chunk], weights: list[float], together: T
 
 
 def _tolerance(values: Tensor) -> float:
-    return torch.finfo(values.dtype).eps ** 0.5  # rounding in sums of any length stays below, and another loss above
+    return torch.finfo(values.dtype).eps ** 0.5  # above the rounding of long sums, and below the difference of another loss

@@ -1,8 +1,8 @@
-"""Convolutions whose second derivative costs what it must: four convolutions, each by the kernel made for it.
+"""Convolutions whose second derivative costs four convolutions, each by the fastest kernel for it.
 
-torch differentiates the gradient of a convolution's weight by a convolution with the output's gradient as its kernel, which
-is as large as the image; the libraries have no fast code for that. Here the same sum is a weight gradient again. Batch norms
-are in `batch_norm.py`. Both are used where this mode holds:
+torch differentiates the gradient of a convolution's weight by a convolution whose kernel is the output's gradient, as large
+as the image, for which libraries have no fast code. Here the same sum is computed as a weight gradient. Batch norms are in
+`batch_norm.py`. Both are used within this mode:
 
     with FastDoubleBackward():
         gradients = torch.autograd.grad(loss_of(model(inputs)), parameters, create_graph=True)
@@ -27,12 +27,12 @@ _convolve_backward = torch.ops.aten.convolution_backward.default
 
 
 class FastDoubleBackward(TorchFunctionMode):
-    """Where this holds, convolutions and batch norms are computed by functions with a fast double backward.
+    """A mode in which convolutions and batch norms are computed by functions with a fast double backward.
 
-    linear: the graph is only for derivatives in what gradients are multiplied with, not in the parameters a second time, as
-        for a Gauss-Newton product; what those would need is then left out.
-    channels_last: images are put into this order, in which tensor cores compute: without it every convolution copies what it
-        is given, there and back. What follows keeps it, so that only the first copies anything.
+    linear: gradients are differentiated only in the vectors that they are multiplied with, not again in the parameters, as
+        for a Gauss-Newton product; the graph for the latter is then left out.
+    channels_last: convert images to this memory format, which tensor cores use; otherwise every convolution copies its input
+        and its output. Later layers keep the format, so only the first convolution copies.
     """
 
     def __init__(self, linear: bool = False, channels_last: bool = False) -> None:
@@ -42,7 +42,7 @@ class FastDoubleBackward(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Take the place of torch.conv* and F.batch_norm, and let everything else pass."""
+        """Replace torch.conv* and F.batch_norm; call all other functions unchanged."""
         kwargs = kwargs or {}
         if func in _POSITIONS:
             return _convolution(func, self.linear, self.channels_last, *args, **kwargs)
@@ -52,7 +52,7 @@ class FastDoubleBackward(TorchFunctionMode):
 
 
 class _How(NamedTuple):
-    """As aten.convolution takes it."""
+    """The arguments of aten.convolution after the tensors."""
 
     stride: list[int]
     padding: list[int]
@@ -75,7 +75,7 @@ def _convolution(
     groups: int = 1,
 ) -> Tensor:
     axes = _POSITIONS[func]
-    if isinstance(padding, str) or input.ndim != axes + 2:  # "same", or one image alone: rare
+    if isinstance(padding, str) or input.ndim != axes + 2:  # "same", or an image without a batch axis: rare
         return func(input, weight, bias, stride, padding, dilation, groups)
 
     def each(value: int | Sequence[int]) -> list[int]:
@@ -110,8 +110,8 @@ class _Convolution(torch.autograd.Function):
 
 
 class _ConvolutionBackward(torch.autograd.Function):
-    """From gradients g to those of the input, g ∗ W, and of the weight, x ∗ g; and from u, V, which these are multiplied
-    with, to the derivatives of ⟨u, g ∗ W⟩ + ⟨V, x ∗ g⟩ in g, x and W."""
+    """Forward: from the output's gradient g to that of the input, g ∗ W, and of the weight, x ∗ g. Backward: for vectors u
+    and V, the derivatives of ⟨u, g ∗ W⟩ + ⟨V, x ∗ g⟩ in g, x and W."""
 
     @staticmethod
     def forward(
@@ -138,7 +138,7 @@ class _ConvolutionBackward(torch.autograd.Function):
                 second = _convolve(input, v, None, *ctx.how)
                 of_gradient = second if of_gradient is None else of_gradient.add_(second)
         if by_input or by_weight:
-            # With u and V in the places of x and W, one call makes both.
+            # With u and V in place of x and W, one call computes both.
             places = (input if u is None else u, weight if v is None else v)
             of_input, of_weight, _ = _convolve_backward(gradient, *places, None, *ctx.how, [by_input, by_weight, False])
         return of_gradient, of_input, of_weight, None, None

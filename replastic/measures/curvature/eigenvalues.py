@@ -1,4 +1,4 @@
-"""The largest eigenvalues and their vectors, by Lanczos, to a tolerance that is kept."""
+"""The largest eigenvalues and their eigenvectors, by Lanczos, to a guaranteed tolerance."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .lanczos import Lanczos, random_vector
 from .operators import SymmetricOperator, plainly
 
 Which = Literal["largest", "magnitude"]
-_STEPS_AT_A_TIME = 5  # between looks at whether they have converged
-_FIRST_CAPACITY = 32  # vectors; twice as many whenever these are full
+_STEPS_AT_A_TIME = 5  # between convergence checks
+_FIRST_CAPACITY = 32  # vectors; doubled when full
 
 
 def top_eigenvalues(
@@ -28,9 +28,9 @@ def top_eigenvalues(
 ) -> Tensor:
     """The `count` largest eigenvalues, or those of largest magnitude with their signs: (count,) in that order, float64.
 
-    tolerance: an eigenvalue λ of the matrix is within tolerance·|λ| of each, for Lanczos went on until its residual
-        ‖Ax - λx‖ was no larger. If it is after max_steps products, that is an error: no number is returned for it.
-    Eigenvalues that are equal come as often as there are of them.
+    tolerance: each result is within tolerance·|λ| of an eigenvalue λ of the matrix: Lanczos runs until the residual
+        ‖Ax - λx‖ is that small. If it is larger after max_steps products, that is an error.
+    Equal eigenvalues are repeated according to their multiplicity.
 
     >>> from replastic.measures.curvature.operators import from_matrix
     >>> top_eigenvalues(from_matrix(torch.diag(torch.tensor([1.0, -5.0, 3.0, 3.0]))), 3, which="magnitude").round(decimals=3)
@@ -50,19 +50,19 @@ def top_eigenpairs(
 ) -> tuple[Tensor, Tensor]:
     """The same with their eigenvectors, the rows of (count, size)."""
     if which not in ("largest", "magnitude"):
-        raise ValueError(f'which={which!r}: give "largest" or "magnitude"')
+        raise ValueError(f'which={which!r}: pass "largest" or "magnitude"')
     if not 1 <= count <= operator.size:
-        raise ValueError(f"count={count}: give 1 or more, and at most the {operator.size} that the operator has")
+        raise ValueError(f"count={count}: pass at least 1 and at most {operator.size}, the size of the operator")
     if tolerance <= 0 or max_steps < 1:
-        raise ValueError(f"tolerance={tolerance}, max_steps={max_steps}: give more than 0")
+        raise ValueError(f"tolerance={tolerance}, max_steps={max_steps}: pass values above 0")
 
     def rank(values: Tensor) -> Tensor:
         return values.abs() if which == "magnitude" else values
 
     values = torch.empty(0, dtype=torch.float64)
     vectors = torch.empty(0, operator.size, dtype=operator.dtype, device=operator.device)
-    # From one start vector Lanczos sees one of several equal eigenvalues. So look again apart from those that were found,
-    # until what comes is no larger than what is there.
+    # From one start vector, Lanczos finds only one of several equal eigenvalues. So repeat it orthogonally to those that
+    # were found, until it finds no larger ones.
     while len(values) < operator.size:
         known = float(rank(values)[count - 1]) if len(values) >= count else None
         wanted = max(1, count - len(values))
@@ -73,7 +73,7 @@ def top_eigenpairs(
         order = rank(values).argsort(descending=True)
         values, vectors = values[order], vectors[order.to(vectors.device)]
         if count == 1:
-            break  # how often it is there does not matter
+            break  # its multiplicity does not matter
     return values[:count], vectors[:count]
 
 
@@ -87,8 +87,8 @@ def _converged(
     apart: Tensor,
     known: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """The first eigenpairs that one start vector leads to, apart from known vectors; fewer if it leads to no more, and none
-    if they rank no higher than what is known."""
+    """The first eigenpairs from one start vector, orthogonal to known vectors; fewer if the Krylov space is exhausted, and
+    none if they rank no higher than known eigenvalues."""
     start = random_vector(operator, generator)
     process = Lanczos(operator, start, min(_FIRST_CAPACITY, max_steps), apart if len(apart) else None)
     while True:
@@ -96,7 +96,7 @@ def _converged(
         values, vectors = process.eigh()
         first = rank(values).argsort(descending=True)[:count]
         residuals = process.beta * vectors[-1, first].abs()
-        # A residual is rounding, too, when it is as small beside the largest value that was met as eps.
+        # A residual below eps times the largest value so far is rounding.
         small = torch.finfo(operator.dtype).eps * float(values.abs().max())
         done = bool((residuals <= (tolerance * values[first].abs()).clamp_min(small)).all())
         if known is not None and float(rank(values[first])[0] + residuals[0]) <= known + tolerance * abs(known):
@@ -106,7 +106,7 @@ def _converged(
         if process.steps >= max_steps:
             raise NotMeasurable(
                 f"after {max_steps} products the residual of eigenvalue {float(values[first[-1]]):.4g} is "
-                f"{float(residuals.max()):.2g}, more than tolerance={tolerance} of it: give a larger max_steps or tolerance"
+                f"{float(residuals.max()):.2g}, more than tolerance={tolerance} of it: pass a larger max_steps or tolerance"
             )
     mixed = vectors[:, first].to(operator.dtype).to(operator.device)
     with plainly(operator):

@@ -1,4 +1,4 @@
-"""A number estimated with random vectors, and how far off it may be."""
+"""A number estimated with random vectors, and its error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 class Estimate:
     """A mean over random vectors.
 
-    error: its standard error; None for a single vector, which says nothing about it.
-    rounding: how far off it may be by the rounding of products, where that is known.
+    error: its standard error; None for a single vector, which does not show the spread.
+    rounding: the error from rounding in the products, where that is known.
 
     >>> float(Estimate(2.0, 0.1))
     2.0

@@ -19,7 +19,7 @@ def rows_of(layer: nn.Module, gradient: Tensor) -> Tensor:
 
 
 def patches(layer: nn.Module, given: Tensor) -> Tensor:
-    """(samples · positions, what one output reads)"""
+    """(samples · positions, inputs of one output)"""
     if not isinstance(layer, _ConvNd):
         return given.reshape(-1, given.shape[-1])
     axes = len(layer.kernel_size)
@@ -33,10 +33,10 @@ def patches(layer: nn.Module, given: Tensor) -> Tensor:
 
 
 class RowRank:
-    """The numerical rank of a matrix whose rows come in parts."""
+    """The numerical rank of a matrix whose rows are added in parts."""
 
     def __init__(self) -> None:
-        self.part: Tensor | None = None  # a matrix with the same singular values, or, in float32, the sum of xxᵀ
+        self.part: Tensor | None = None  # a matrix with the same singular values, or, for float32, the sum of xxᵀ
         self.eps = 0.0
 
     def add(self, rows: Tensor) -> None:
@@ -44,7 +44,7 @@ class RowRank:
         if rows.dtype == torch.float64:
             self.part = torch.linalg.qr(rows if self.part is None else torch.cat([self.part, rows]), mode="r").R
             return
-        # In float64 the square of a float32 matrix keeps what is above the tolerance of float32, and costs far less.
+        # In float64, the square of a float32 matrix keeps all above float32's tolerance and costs far less.
         square = rows.double()
         square = square.mT @ square
         self.part = square if self.part is None else self.part.add_(square)
@@ -54,7 +54,7 @@ class RowRank:
             return 0
         if not self.part.isfinite().all():
             raise NotMeasurable(
-                "activations or their gradients hold NaN or infinite values: look at the batch and the weights"
+                "activations or their gradients contain NaN or infinite values: check the batch and the weights"
             )
         tolerance = self.eps * self.part.shape[1]
         if self.eps == torch.finfo(torch.float64).eps:

@@ -1,8 +1,8 @@
 """Hessian and Gauss-Newton matrices of a probe's loss, as operators.
 
-A product with the Hessian differentiates the gradient. With the graph of the gradient kept, that is all it takes: two thirds
-of what it costs to build the graph anew for each product. Where the graph of the whole batch is too large to keep, the batch
-is gone through in chunks, each of them built, differentiated and dropped.
+A product with the Hessian differentiates the gradient. If the gradient's graph is kept, nothing else is needed, which takes
+two thirds of the time of building the graph again for each product. If the graph of the whole batch does not fit into
+memory, each product goes through the batch in chunks, whose graphs are built, differentiated and dropped.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .double_backward import FastDoubleBackward
 from .operators import SymmetricOperator, common_dtype, flat, second_derivative, split
 
 CPU_BUDGET = 4 * 2**30  # bytes of kept graphs
-CUDA_SHARE = 0.5  # of free memory; the rest is for what a product makes on its way, and for the vectors of Lanczos
-_TRIAL = 16  # samples whose graph is measured, to know that of the batch
+CUDA_SHARE = 0.5  # of free memory; the rest is for intermediate results of products and for Lanczos vectors
+_TRIAL = 16  # samples whose graph is measured to estimate that of the batch
 
 
 def hessian(
@@ -32,12 +32,12 @@ def hessian(
 ) -> SymmetricOperator:
     """∂²L/∂θ² of the probe's loss in its trainable parameters, flat in the order of `probe.parameters`.
 
-    chunk: samples that are differentiated at a time; None: all, or as many as memory allows. Only for losses that are a mean
-        or a sum over samples, and models in which samples do not meet: with batch norms, "eval" mode. Where dropout is on,
-        chunks draw other masks than the batch as a whole.
-    keep_graph: whether to keep graphs from product to product; None: if they fit into memory.
-    precision: of float32 on CUDA, "ieee" or "tf32"; None: torch's own settings, by which convolutions are in TF32, with
-        three digits, and products of matrices are not.
+    chunk: number of samples to differentiate at a time; None: all, or as many as fit into memory. Chunks need a loss that is
+        a mean or a sum over samples, and a model whose samples do not affect each other: batch norms must be in "eval" mode.
+        With dropout, chunks draw other masks than the whole batch.
+    keep_graph: whether to keep graphs between products; None: if they fit into memory.
+    precision: of float32 on CUDA, "ieee" or "tf32"; None: torch's settings, which by default use TF32 (three digits) for
+        convolutions but not for matrix products.
 
     Pearlmutter: Fast Exact Multiplication by the Hessian, Neural Computation 1994.
     """
@@ -82,8 +82,8 @@ class _GaussNewtonGraph:
             self.outputs = probe.forward(chunk.inputs)
         if not isinstance(self.outputs, Tensor):
             raise NotApplicable(
-                f"the Gauss-Newton matrix needs a model with one tensor of outputs, and this one returns a "
-                f"{type(self.outputs).__name__}: measure the Hessian"
+                f"the Gauss-Newton matrix needs a model with one tensor of outputs, but this one returns a "
+                f"{type(self.outputs).__name__}: use the Hessian"
             )
         self.cut = self.outputs.detach().requires_grad_()
         self.gradient = gradients_of(probe.loss_of(self.cut, chunk.targets) * chunk.weight, [self.cut])
@@ -104,15 +104,15 @@ _Graph = _HessianGraph | _GaussNewtonGraph
 
 
 def gradients_of(loss: Tensor, variables: list[Tensor]) -> Sequence[Tensor | None]:
-    """Gradients with their graph; None where the loss does not depend on a variable."""
+    """Gradients with their graph; None for variables that the loss does not depend on."""
     if not loss.requires_grad:
-        raise NotMeasurable("the loss has no graph back to the parameters: the model's code, or the loss's, detaches it")
+        raise NotMeasurable("the loss is not connected to the parameters: the code of the model or of the loss detaches it")
     return torch.autograd.grad(loss, variables, create_graph=True, allow_unused=True)
 
 
 @contextmanager
 def differentiable(probe: Probe, precision: Precision | None = None) -> Iterator[None]:
-    """Run the model in here, in a way that can be differentiated twice: whatever surrounds it, and in full precision."""
+    """A context in which the model's outputs can be differentiated twice, in full precision."""
     try:
         common_dtype(list(probe.parameters.values()))
     except ValueError as problem:
@@ -122,7 +122,7 @@ def differentiable(probe: Probe, precision: Precision | None = None) -> Iterator
 
 
 def takes_channels_last(probe: Probe) -> bool:
-    """Whether the model's code runs with images in the order that tensor cores compute in; `view` may refuse it."""
+    """Whether the model runs with images in channels_last format; `view` in its code may refuse it."""
     if not all(parameter.is_cuda for parameter in probe.parameters.values()):
         return False
     try:
@@ -157,7 +157,7 @@ def _operator(
     def product(vector: Tensor) -> Tensor:
         vectors = split(vector, parameters)
         total: Tensor | None = None
-        # A graph that is built anew for each product has dropout draw the same masks each time.
+        # If graphs are built again for each product, dropout must draw the same masks each time.
         with torch.enable_grad(), nullcontext() if kept else seeded(probe.seed, probe.model):
             for at, part in enumerate(plan.chunks):
                 graph = kept[at] if kept else make(probe, part, parameters)
@@ -177,18 +177,18 @@ class _Plan:
 
 
 def _plan(probe: Probe, make: Callable[[Chunk], _Graph], chunk: int | None, keep: bool | None) -> _Plan:
-    """Which chunks, and whether their graphs are kept."""
+    """The chunks, and whether their graphs are kept."""
     with differentiable(probe):
         chunks = [whole(probe)] if chunk is None else chunks_of(probe, chunk)
         if keep is not None:
             return _Plan(chunks, keep)
-        # The first samples stand for all; batch norm is content with them, for a count of bytes.
+        # Measure the graph of the first few samples; for a count of bytes, batch norm may use these alone.
         few = whole(probe)
         try:
             some = few.first(_TRIAL)
             size = _graph_bytes(lambda: make(some), probe)
             few = some
-        except (NotMeasurable, RuntimeError, ValueError):  # a loss that is of all samples together, or not of the first ones
+        except (NotMeasurable, RuntimeError, ValueError):  # a loss that needs all samples, or that fails for the first few
             size = _graph_bytes(lambda: make(few), probe)
         bytes_each = size / few.samples
         budget = memory_budget(next(iter(probe.parameters.values())).device)
@@ -198,7 +198,7 @@ def _plan(probe: Probe, make: Callable[[Chunk], _Graph], chunk: int | None, keep
             return _Plan(chunks, False)
         try:
             return _Plan(chunks_of(probe, max(1, int(budget / bytes_each))), False)
-        except NotMeasurable:  # samples meet somewhere, and so they stay together
+        except NotMeasurable:  # samples affect each other, so the batch cannot be split
             return _Plan(chunks, False)
 
 
@@ -211,7 +211,7 @@ def memory_budget(device: torch.device) -> float:
 
 
 def _graph_bytes(build: Callable[[], _Graph], probe: Probe) -> int:
-    """What a graph holds beyond the model itself, each piece of memory once."""
+    """Bytes that a graph holds in addition to the model, each storage once."""
     held: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:

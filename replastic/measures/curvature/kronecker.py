@@ -1,12 +1,12 @@
 """The rank of the Gauss-Newton matrix in KFAC's approximation, layer by layer.
 
-Of one layer with inputs x and outputs s, the Gauss-Newton matrix of its weight is approximated by
+For a layer with inputs x and outputs s, the Gauss-Newton matrix of its weight is approximated by
 
     E[xxᵀ] ⊗ E[Σ_o g_o g_oᵀ],    g_o = (∂z/∂s)ᵀ·(column o of a root of H_z)
 
-with H_z the loss's Hessian in the outputs z. The rank of a Kronecker product is the product of ranks, and L2-ER's section 7
-(equations 3 to 5) takes their sum over layers for what limits the rank of the Hessian. Inputs of a convolution are patches,
-and its positions, like those of a sequence, count as samples.
+where H_z is the loss's Hessian in the outputs z. The rank of a Kronecker product is the product of ranks, and L2-ER's
+section 7 (equations 3 to 5) uses their sum over layers as a limit on the rank of the Hessian. Inputs of a convolution are
+patches, and its positions, like those of a sequence, count as samples.
 
 Martens & Grosse: Optimizing Neural Networks with Kronecker-factored Approximate Curvature, ICML 2015; Grosse & Martens: A
 Kronecker-factored approximate Fisher matrix for convolution layers, ICML 2016.
@@ -46,7 +46,7 @@ class LayerRanks:
 
 @dataclass(frozen=True)
 class KroneckerRanks:
-    """Ranks by layer, and the layers whose factors are not known here, with the reason."""
+    """Ranks by layer, and the layers whose factors are not implemented, with the reason."""
 
     layers: dict[str, LayerRanks]
     left_out: dict[str, str]
@@ -58,16 +58,16 @@ class KroneckerRanks:
 
 
 def kronecker_ranks(probe: Probe) -> KroneckerRanks:
-    """Both ranks of every linear and convolutional layer that `where` chooses; a layer that was not called has rank 0.
+    """Both ranks of every linear and convolutional layer that `where` selects; a layer that was not called has rank 0.
 
-    One backward pass for each output of the network. Ranks are numerical: singular values count that are larger than
-    max(shape)·eps of the largest.
+    It takes one backward pass per output of the network. Ranks are numerical: singular values count if they exceed
+    max(shape)·eps times the largest.
     """
     with differentiable(probe):
         norm = mixes_samples(probe)
         if norm is not None:
             raise NotMeasurable(
-                f'{norm} (a batch norm) lets samples meet, so none has gradients of its own: use mode="eval"'
+                f'the batch norm {norm} mixes samples, so they have no gradients of their own: use mode="eval"'
             )
         names, left_out = _layers(probe)
         seen = _Calls(probe, names)
@@ -94,19 +94,19 @@ def _layers(probe: Probe) -> tuple[list[str], dict[str, str]]:
         name = weight.name.partition(":")[0].rpartition(".")[0]
         layer = probe.model.get_submodule(name)
         if not has_rows_and_columns(layer):
-            left_out[name] = f"a {type(layer).__name__} applies its weights in code of its own"
+            left_out[name] = f"a {type(layer).__name__}, which applies its weights in its own code"
         elif isinstance(layer, _ConvNd) and (layer.groups > 1 or layer.transposed):
             left_out[name] = "a grouped convolution" if layer.groups > 1 else "a transposed convolution"
         else:
             names[name] = None
     for name, layer in probe.model.named_modules():
         if has_rows_and_columns(layer) and parametrize.is_parametrized(layer):
-            left_out[name] = "is parametrised: its weight is computed from others"
+            left_out[name] = "parametrised: its weight is computed from other parameters"
     return list(names), left_out
 
 
 class _Calls:
-    """What goes into layers and what comes out, call by call."""
+    """Inputs and outputs of layers, call by call."""
 
     def __init__(self, probe: Probe, names: list[str]) -> None:
         self.probe = probe
@@ -122,12 +122,12 @@ class _Calls:
             ) -> Tensor:
                 self.inputs[name].append((args[0] if args else next(iter(kwargs.values()))).detach())
                 self.outputs[name].append(output)
-                return output.clone()  # what follows may work in place
+                return output.clone()  # the next layer may work in place
 
             layer.register_forward_hook(keep, with_kwargs=True)
         outputs = self.probe.forward()
         if not isinstance(outputs, Tensor) or len(outputs) != self.probe.samples:
-            raise NotMeasurable(f"needs one tensor of outputs with samples on its first axis, and has {shown(outputs)}")
+            raise NotMeasurable(f"needs one tensor of outputs with samples on its first axis, got {shown(outputs)}")
         return outputs
 
 
@@ -145,19 +145,19 @@ def _roots(probe: Probe, outputs: Tensor) -> Tensor:
         made = torch.zeros_like(z) if made is None else made
         columns.append(made)
         if column == 0:
-            # Of samples apart, those with the other sign turn their own products, and no others.
+            # If samples are independent, a sign changes the product of its own sample only.
             (turned,) = second_derivative([gradient], [z], [unit * signs], keep=True)
             turned = torch.zeros_like(z) if turned is None else turned
             if not torch.allclose(turned, made * signs, rtol=1e-3, atol=1e-3 * float(made.abs().max())):
-                raise NotMeasurable("the loss couples samples with each other: give one that is a mean over them")
+                raise NotMeasurable("the loss depends on several samples jointly: pass one that is a mean over samples")
     hessians = torch.stack(columns, dim=2)
     values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
-    # Where a softmax is saturated, its Hessian is the rounding of numbers as large as those of one that is not.
+    # The Hessian of a saturated softmax is rounding, at the scale of one that is not saturated.
     eps, most = torch.finfo(values.dtype).eps, values.abs().amax()
     rounding = eps * values.shape[1] * _usual_curvature(probe, outputs)
     if (values < -torch.maximum(eps**0.5 * most, 16 * rounding)).any():
-        raise NotMeasurable("the loss is not convex in the outputs, so its Hessian there has no root: measure the Hessian")
-    # What is zero but for rounding is zero: its root would be far from it.
+        raise NotMeasurable("the loss is not convex in the outputs, so H_z has no root: use the Hessian")
+    # Values at the rounding level are set to zero: their roots would not be small.
     zero = torch.maximum(eps * values.shape[1] * values.abs().amax(1, keepdim=True), rounding)
     return vectors * torch.where(values > zero, values, 0).sqrt().unsqueeze(1)
 
@@ -173,12 +173,12 @@ def _usual_curvature(probe: Probe, outputs: Tensor) -> Tensor:
 
 
 def kronecker_rank_sum(probe: Probe) -> float:
-    """Σ over layers of rank(E[xxᵀ])·rank(E[ggᵀ]); see `kronecker_ranks`, which has them by layer.
+    """Σ over layers of rank(E[xxᵀ])·rank(E[ggᵀ]); see `kronecker_ranks` for the ranks by layer.
 
-    Layers whose factors are not known are an error; choose others with the probe's `where`.
+    Layers whose factors are not implemented are an error; exclude them with the probe's `where`.
     """
     ranks = kronecker_ranks(probe)
     if ranks.left_out:
         name, reason = next(iter(ranks.left_out.items()))
-        raise NotMeasurable(f"{name} is {reason}: choose layers without it, as in Probe(..., where='linears')")
+        raise NotMeasurable(f"{name} is {reason}: exclude it, as in Probe(..., where='linears')")
     return float(ranks.total)

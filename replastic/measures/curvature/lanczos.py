@@ -1,8 +1,8 @@
-"""Lanczos' iteration with full reorthogonalisation.
+"""The Lanczos iteration with full reorthogonalisation.
 
-From a unit vector q₁, AQ = QT + β·(a rest): Q's rows are an orthonormal basis of span{q₁, Aq₁, A²q₁, ...} and T is
-tridiagonal, with α on its diagonal and β beside it. T's eigenvalues approximate those of A, from the ends of the spectrum
-inwards. Without reorthogonalisation, rounding brings eigenvalues that were found back a second and a third time.
+From a unit vector q₁, AQ = QT + β·(a residual): Q's rows are an orthonormal basis of span{q₁, Aq₁, A²q₁, ...} and T is
+tridiagonal, with α on its diagonal and β next to it. T's eigenvalues approximate those of A, first at the ends of the
+spectrum. Without reorthogonalisation, rounding would make eigenvalues appear several times.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ..probe import NotMeasurable
 from ..range import power_of_two
 from .operators import SymmetricOperator, plainly
 
-# β is rounding, and the space is exhausted, below this many eps of the largest |α|, β so far.
+# β is rounding, and the space is exhausted, if β is below this many eps times the largest |α|, β so far.
 _BREAKDOWN = 32
-# Steps between looks at β on an accelerator, where looking means waiting for it. What is made meanwhile is thrown away.
+# Steps between checks of β on an accelerator, where a check waits for it. Steps after the end are discarded.
 _LOOK_EVERY = 10
 
 
 class Lanczos:
-    """The iteration from one start vector, as far as `advance` was told to take it.
+    """The iteration from one start vector, continued by `advance`.
 
-    apart: orthonormal rows that everything is kept orthogonal to, as to eigenvectors that are known.
+    apart: orthonormal rows that all vectors are kept orthogonal to, for example known eigenvectors.
     """
 
     def __init__(self, operator: SymmetricOperator, start: Tensor, capacity: int, apart: Tensor | None = None) -> None:
@@ -31,7 +31,7 @@ class Lanczos:
         self.most = operator.size - (0 if apart is None else len(apart))
         self.apart = apart
         self.steps = 0
-        self.exhausted = False  # the basis spans all that can be reached from the start: T's eigenvalues are A's
+        self.exhausted = False  # the basis spans the whole Krylov space: T's eigenvalues are A's
         self._rows = torch.empty(
             max(1, min(capacity, self.most)), operator.size, dtype=operator.dtype, device=operator.device
         )
@@ -44,7 +44,7 @@ class Lanczos:
                 self._next = self._next / torch.linalg.vector_norm(self._next)
 
     def advance(self, steps: int) -> None:
-        """Take so many steps more, or fewer if the space is exhausted before."""
+        """Take more steps, or fewer if the space is exhausted before."""
         target = min(self.steps + steps, self.most)
         with plainly(self.operator):
             while self.steps < target and not self.exhausted:
@@ -59,12 +59,12 @@ class Lanczos:
 
     @property
     def beta(self) -> float:
-        """The length of what is left over after the last step; zero if nothing is."""
+        """The norm of the residual after the last step; zero if the space is exhausted."""
         return 0.0 if self.exhausted else float(self._betas[-1])
 
     @property
     def resolution(self) -> float:
-        """How far T's eigenvalues may be off by rounding: eps of the largest, or the β that was taken for zero."""
+        """The error of T's eigenvalues from rounding: eps times the largest, or the β that was taken for zero."""
         largest = float(torch.stack([*self._alphas, *self._betas]).abs().amax())
         vanished = float(self._betas[-1]) if self.exhausted else 0.0
         return max(torch.finfo(self._next.dtype).eps * largest, vanished)
@@ -82,7 +82,7 @@ class Lanczos:
         row = self._rows[at].copy_(self._next)
         rest = self.operator.product(row)
         alpha = torch.dot(row, rest)
-        # Once against the last two, where nearly all there is to take away lies, then against all: twice is enough.
+        # Orthogonalise against the last two rows, which have nearly all of the overlap, then against all: twice is enough.
         rest = rest.sub(row * alpha)
         if at:
             rest.sub_(self._rows[at - 1] * self._betas[-1])
@@ -90,7 +90,7 @@ class Lanczos:
         overlaps = rows.mv(rest)
         rest.sub_(rows.mT.mv(overlaps))
         rest = self._outside(rest)
-        scale = power_of_two(rest)  # a norm is of squares: those of large entries overflow, and those of small ones vanish
+        scale = power_of_two(rest)  # squares of large entries would overflow, and those of small ones vanish
         rest = rest.div_(scale)
         norm = torch.linalg.vector_norm(rest)
         self._alphas.append(alpha + overlaps[-1])
@@ -102,11 +102,11 @@ class Lanczos:
         return vector if self.apart is None else vector - self.apart.mT.mv(self.apart.mv(vector))
 
     def _look(self) -> None:
-        """See whether β has vanished at some step, and if so forget those behind it."""
+        """Check whether β has vanished at some step, and if so drop the steps after it."""
         alphas, betas = torch.stack(self._alphas).abs(), torch.stack(self._betas)
         if not (alphas.isfinite().all() and betas.isfinite().all()):
             raise NotMeasurable(
-                f"products with the operator are NaN or infinite in {betas.dtype}: look at the batch and the weights, or "
+                f"products with the operator are NaN or infinite in {betas.dtype}: check the batch and the weights, or "
                 "compute in float64, as with model.double()"
             )
         scale = torch.cummax(torch.maximum(alphas, betas), 0).values
@@ -118,5 +118,5 @@ class Lanczos:
 
 
 def random_vector(operator: SymmetricOperator, generator: torch.Generator | None) -> Tensor:
-    """Gaussian, so that no direction is preferred; the same numbers whatever the operator's dtype."""
+    """A Gaussian vector, so that no direction is preferred; the same numbers for every dtype."""
     return torch.randn(operator.size, dtype=torch.float32, device=operator.device, generator=generator).to(operator.dtype)

@@ -1,4 +1,4 @@
-"""Curvature measures of a probe, as the catalogue has them. Randomness comes from the probe's seed."""
+"""Curvature measures of a probe, for the catalogue. Randomness comes from the probe's seed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .trace import hutch_plus_plus
 
 
 def hessian_density(probe: Probe, *, order: int = 100, probes: int = 1) -> SpectralDensity:
-    """The distribution of the Hessian's eigenvalues; computed once for a probe."""
-    # Operators are not kept: their graphs are large, and soon built again.
+    """The density of the Hessian's eigenvalues, computed once per probe."""
+    # Operators are not kept: their graphs are large, and quick to build again.
     return probe.once(_density, order, probes)
 
 
@@ -20,14 +20,14 @@ def _density(probe: Probe, order: int, probes: int) -> SpectralDensity:
 
 
 def hessian_epsilon_rank(probe: Probe, *, epsilon: float = 0.1, order: int = 100, probes: int = 1) -> float:
-    """#{i : |λ_i| > ε} of the Hessian, estimated: a count. See `SpectralDensity.epsilon_rank`."""
+    """#{i : |λ_i| > ε} of the Hessian, a count, estimated. See `SpectralDensity.epsilon_rank`."""
     return hessian_density(probe, order=order, probes=probes).epsilon_rank(epsilon).value
 
 
 def hessian_epsilon_mass(
     probe: Probe, *, epsilon: float = 0.1, variance: float = 1e-5, order: int = 100, probes: int = 1
 ) -> float:
-    """The share of the Hessian's smoothed spectral density outside of [-ε, ε]. See `SpectralDensity.epsilon_mass`."""
+    """The share of the Hessian's smoothed spectral density outside [-ε, ε]. See `SpectralDensity.epsilon_mass`."""
     return hessian_density(probe, order=order, probes=probes).epsilon_mass(epsilon, variance).value
 
 
@@ -56,7 +56,7 @@ def hessian_trace(probe: Probe, *, products: int = 99) -> float:
     found = hutch_plus_plus(hessian(probe), products=products, generator=probe.generator())
     if 0 < abs(found.value) <= found.rounding:
         raise NotMeasurable(
-            f"the trace is {found.value:.2g}, and rounding makes it uncertain by {found.rounding:.2g}, because large "
+            f"the trace is {found.value:.2g} with a rounding error of {found.rounding:.2g}, because large "
             "eigenvalues of both signs cancel in it: compute in float64, as with model.double()"
         )
     return found.value

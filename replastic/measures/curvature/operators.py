@@ -1,4 +1,4 @@
-"""Symmetric matrices that are known only by their products with vectors."""
+"""Symmetric matrices that are defined by their products with vectors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ DENSE_LIMIT = 10_000  # rows; as a float64 matrix 0.8 GB, and ten thousand produ
 
 
 class SymmetricOperator:
-    """A symmetric matrix (size, size), by what it makes of a flat vector (size,).
+    """A symmetric matrix (size, size), defined by its product with a flat vector (size,).
 
-    around: makes a context that products are computed in. Who computes several enters it once, with `plainly`.
+    around: makes a context that products are computed in. Code that computes several enters it once, with `plainly`.
 
     >>> operator = SymmetricOperator(3, lambda vector: 2 * vector, torch.float64, torch.device("cpu"))
     >>> operator.product(torch.ones(3, dtype=torch.float64))
@@ -41,7 +41,7 @@ class SymmetricOperator:
         """The matrix times a vector."""
         if vector.shape != (self.size,) or vector.dtype != self.dtype:
             raise ValueError(
-                f"a vector of shape {tuple(vector.shape)} in {vector.dtype}: give one of shape ({self.size},) in "
+                f"a vector of shape {tuple(vector.shape)} in {vector.dtype}: pass one of shape ({self.size},) in "
                 f"{self.dtype}"
             )
         with self.within():
@@ -51,7 +51,7 @@ class SymmetricOperator:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Where products are computed; entering it again in here does nothing."""
+        """The context that products are computed in; entering it again within does nothing."""
         if self._inside:
             yield
             return
@@ -65,7 +65,7 @@ class SymmetricOperator:
 
 @contextmanager
 def plainly(operator: SymmetricOperator) -> Iterator[None]:
-    """Compute with vectors in here: without graphs, and in their own precision whatever autocast surrounds it."""
+    """A context to compute with vectors in: without gradients and autocast."""
     with operator.within(), torch.no_grad(), torch.autocast(operator.device.type, enabled=False):
         yield
 
@@ -77,16 +77,16 @@ def from_matrix(matrix: Tensor) -> SymmetricOperator:
     tensor([1., 2.])
     """
     if matrix.ndim != 2 or not torch.equal(matrix, matrix.mT):
-        raise ValueError(f"needs a symmetric matrix, got one of shape {tuple(matrix.shape)}: give (A + A.T) / 2")
+        raise ValueError(f"needs a symmetric matrix, got one of shape {tuple(matrix.shape)}: pass (A + A.T) / 2")
     return SymmetricOperator(len(matrix), matrix.mv, matrix.dtype, matrix.device)
 
 
 def dense(operator: SymmetricOperator) -> Tensor:
-    """The matrix itself, by a product with every unit vector: for small ones, and for checks."""
+    """The matrix itself, by a product with every unit vector: for small operators and for checks."""
     if operator.size > DENSE_LIMIT:
         raise ValueError(
-            f"an operator of {operator.size} rows is not made dense, {DENSE_LIMIT} is the most: "
-            "use top_eigenvalues, spectral_density or hutch_plus_plus, which need products alone"
+            f"the operator has {operator.size} rows, and at most {DENSE_LIMIT} can be made dense: "
+            "use top_eigenvalues, spectral_density or hutch_plus_plus, which need only products"
         )
     matrix = torch.empty(operator.size, operator.size, dtype=operator.dtype, device=operator.device)
     unit = torch.zeros(operator.size, dtype=operator.dtype, device=operator.device)
@@ -99,7 +99,7 @@ def dense(operator: SymmetricOperator) -> Tensor:
 
 
 def hessian_of(loss: Tensor, parameters: Sequence[Tensor]) -> SymmetricOperator:
-    """∂²L/∂θ² of a scalar that was computed from the parameters; its graph is kept for as long as the operator.
+    """∂²L/∂θ² of a scalar that was computed from the parameters; the operator keeps its graph.
 
     Pearlmutter: Fast Exact Multiplication by the Hessian, Neural Computation 1994.
 
@@ -109,7 +109,7 @@ def hessian_of(loss: Tensor, parameters: Sequence[Tensor]) -> SymmetricOperator:
             [ 0., 12.]])
     """
     if loss.numel() != 1:
-        raise ValueError(f"the loss is to be one number, and is of shape {tuple(loss.shape)}: average it, as with .mean()")
+        raise ValueError(f"the loss must be one number, but has shape {tuple(loss.shape)}: average it, as with .mean()")
     if not loss.requires_grad:
         raise ValueError("the loss was computed without a graph: compute it outside of torch.no_grad()")
     parameters = list(parameters)
@@ -128,7 +128,7 @@ def hessian_of(loss: Tensor, parameters: Sequence[Tensor]) -> SymmetricOperator:
 def second_derivative(
     gradients: Sequence[Tensor | None], parameters: Sequence[Tensor], vectors: Sequence[Tensor], *, keep: bool
 ) -> tuple[Tensor | None, ...]:
-    """∂⟨g, v⟩/∂θ; None for parameters it does not depend on, as where the loss is linear."""
+    """∂⟨g, v⟩/∂θ; None for parameters that it does not depend on, for example if the loss is linear in them."""
     pairs = [(g, v) for g, v in zip(gradients, vectors, strict=True) if g is not None and g.requires_grad]
     if not pairs:
         return (None,) * len(parameters)
@@ -139,7 +139,7 @@ def second_derivative(
 def common_dtype(parameters: Sequence[Tensor]) -> torch.dtype:
     """The dtype of a flat vector of all parameters; raises for less than float32."""
     if not parameters:
-        raise ValueError("no parameters were given: curvature is with respect to some")
+        raise ValueError("parameters is empty: pass those to differentiate with respect to")
     low = [parameter.dtype for parameter in parameters if torch.finfo(parameter.dtype).bits < 32]
     if low:
         raise ValueError(f"parameters are in {low[0]}, too coarse for second derivatives: use model.float()")
@@ -150,12 +150,12 @@ def common_dtype(parameters: Sequence[Tensor]) -> torch.dtype:
 
 
 def split(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """A flat vector as tensors of the parameters' shapes: views, unless dtypes differ."""
+    """A flat vector as tensors of the parameters' shapes; views, unless dtypes differ."""
     pieces = vector.split([parameter.numel() for parameter in parameters])
     return [piece.view(p.shape).to(p.dtype) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 def flat(tensors: Sequence[Tensor | None], parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Tensors of the parameters' shapes as one vector, with zeros for what is None."""
+    """Tensors of the parameters' shapes as one vector, with zeros for None."""
     filled = [torch.zeros_like(p) if t is None else t for t, p in zip(tensors, parameters, strict=True)]
     return torch.cat([tensor.reshape(-1).to(dtype) for tensor in filled])

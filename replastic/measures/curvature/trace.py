@@ -1,4 +1,4 @@
-"""The trace of an operator, from products with random signs."""
+"""The trace of an operator, estimated from products with random vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hutchinson(operator: SymmetricOperator, *, probes: int = 100, generator: tor
     Estimate(value=3.0, error=0.0)
     """
     if probes < 1:
-        raise ValueError(f"probes={probes}: give 1 or more")
+        raise ValueError(f"probes={probes}: pass 1 or more")
     with plainly(operator):
         return mean_of(torch.stack([_form(operator, _signs(operator, generator)) for _ in range(probes)]))
 
@@ -29,11 +29,11 @@ def hutchinson(operator: SymmetricOperator, *, probes: int = 100, generator: tor
 def hutch_plus_plus(
     operator: SymmetricOperator, *, products: int = 99, generator: torch.Generator | None = None
 ) -> Estimate:
-    """tr(QᵀAQ) + the mean of sᵀ(I - QQᵀ)A(I - QQᵀ)s, Q a basis of what A makes of random vectors.
+    """tr(QᵀAQ) + the mean of sᵀ(I - QQᵀ)A(I - QQᵀ)s, where Q is a basis of A times random vectors.
 
-    A third of the products finds Q, a third takes the trace within it, and a third estimates what is left. Exact for a rank
-    up to products/3; the error is only that of what is left, and falls with 1/products where `hutchinson`'s falls with its
-    root. Keeps products/3 vectors.
+    A third of the products finds Q, a third computes the trace within its span, and a third estimates the rest. Exact for a
+    rank up to products/3; only the rest has an error, which falls as 1/products, where that of `hutchinson` falls as
+    1/√products. Keeps products/3 vectors in memory.
 
     Meyer, Musco, Musco & Woodruff: Hutch++: Optimal Stochastic Trace Estimation, SOSA 2021.
 
@@ -42,14 +42,14 @@ def hutch_plus_plus(
     8.0
     """
     if products < 3:
-        raise ValueError(f"products={products}: give 3 or more, a third of them for each part")
+        raise ValueError(f"products={products}: pass 3 or more, a third for each part")
     with plainly(operator):
         return _hutch_plus_plus(operator, products // 3, generator)
 
 
 def _hutch_plus_plus(operator: SymmetricOperator, third: int, generator: torch.Generator | None) -> Estimate:
     rank = min(third, operator.size)
-    # Gaussian: of a few signs, all may happen to be orthogonal to what is looked for.
+    # Gaussian: a few vectors of signs may all be orthogonal to an eigenvector.
     sketch = torch.stack([operator.product(random_vector(operator, generator)) for _ in range(rank)], dim=1)
     basis = torch.linalg.qr(sketch.div_(power_of_two(sketch))).Q
     within, lengths = torch.zeros(2, dtype=torch.float64, device=operator.device)
