@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -467,11 +468,19 @@ def test_files_of_other_kinds_are_told_apart(tmp_path: Path) -> None:
     check_refused(made("c.pt", b"epoch,loss\n1,0.5\n"), "neither safetensors nor")
     check_refused(made("d.safetensors", b"epoch,loss\n1,0.5\n"), "not a safetensors file")
     check_refused(made("e.pt", pickle.dumps([1, 2], 2)), "not of torch.save")
-    check_refused(made("f.pkl", pickle.dumps({"a": 1})), "refuses")
+    for protocol in (2, 4, 5):
+        check_refused(made("f.pkl", pickle.dumps({"a": Runs(os.getpid)}, protocol)), "not of torch.save")
     check_refused(tmp_path / "absent.pt", "there is no file")
     with zipfile.ZipFile(tmp_path / "g.zip", "w") as file:
         file.writestr("readme.txt", "hello")
     check_refused(tmp_path / "g.zip", "0 members data.pkl")
+    for save in (numpy.savez, numpy.savez_compressed):
+        save(tmp_path / "k.npz", a=numpy.ones((2, 2)))
+        check_refused(tmp_path / "k.npz", r"NumPy.*torch\.from_numpy")
+    numpy.save(tmp_path / "l.npy", numpy.ones((2, 2)))
+    check_refused(tmp_path / "l.npy", r"NumPy.*torch\.from_numpy")
+    check_refused(made("m.gguf", b"GGUF\3\0\0\0" + bytes(64)), "GGUF.*converted from")
+    check_refused(made("n.h5", b"\x89HDF\r\n\x1a\n" + bytes(64)), "HDF5")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "h.pt")

@@ -187,3 +187,9 @@ def test_every_entry_that_is_not_finite_is_counted(tmp_path: Path, dtype: torch.
     held["empty"] = torch.empty(0, dtype=dtype).as_strided((4, 0), (7, 1))
     torch.save({**held, "fc.weight": torch.randn(3, 4)}, tmp_path / "a.pt")
     assert inspect(tmp_path / "a.pt").not_finite == {"one": 1, "all": 3 * 7 * 11, "two": 2}
+
+
+def test_a_low_rank_adapter_is_to_be_merged_first(tmp_path: Path) -> None:
+    factors = {f"layers.0.q_proj.lora_{side}.weight": torch.randn(4, 4) for side in "AB"}
+    save_file(factors, tmp_path / "adapter_model.safetensors")
+    assert "merge_and_unload" in str(inspect(tmp_path))

@@ -24,6 +24,7 @@ from ..units.unfolded import unfolded_weight
 from ..weights import LeftAlone, Where
 from ..weights.inventory import WeightMatrix
 from .finite import Tell, faults_of
+from .holders import LORA
 from .opened import Checkpoint, open_checkpoint
 from .skeleton import Skeleton, skeleton
 from .stored import CheckpointError, Stored
@@ -285,6 +286,8 @@ def _summary(found: Inspection) -> list[str]:
     if broken:
         named = some(f"{name} ({count:,})" for name, count in broken.items())
         said.append(f"NaN or infinite entries: {named}. Training cannot continue from these: use an earlier checkpoint.")
+    if not found.matrices and any(LORA.search(one.name) for one in found.left_alone):
+        return [*said, "This is a low-rank adapter: merge it into its model first, as with merge_and_unload() of PEFT."]
     if not found.matrices:
         return [*said, "No matrix was recognised, so nothing was measured; the reasons are listed."]
     lost = sorted((report for report in whole if report.share_of_rank < _LOST), key=lambda report: report.share_of_rank)

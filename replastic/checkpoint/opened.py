@@ -19,6 +19,12 @@ from .zipped import Member
 
 _INDEX = ".index.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".zip")
+# Files of other kinds, by their first bytes.
+_OTHERS = {
+    b"GGUF": "a GGUF file of llama.cpp, which is not supported: pass the checkpoint that it was converted from",
+    b"\x89HDF": "an HDF5 file, such as Keras writes, which is not supported: save its weights with safetensors",
+    b"\x93NUMPY": "a NumPy array, which is not supported: use torch.save({'weight': torch.from_numpy(array)}, new_path)",
+}
 _LONGEST_INDEX = 2**27
 _LONGEST_NAME = 255  # bytes, of a file
 _DEEPEST = 64  # nested modules
@@ -149,6 +155,9 @@ def _read_file(path: Path) -> Contents:
         )
     if start[:1] == b"\x80":
         return read_legacy(path)
+    for beginning, kind in _OTHERS.items():
+        if start.startswith(beginning):
+            raise CheckpointError(f"{path} is {kind}")
     raise CheckpointError(
         f"{path} begins with {start[:8]!r}, so it is neither safetensors nor from torch.save: pass a .safetensors, .pt, "
         ".pth, .bin or .ckpt file, the .zip of a Stable-Baselines3 agent, or a folder of these"

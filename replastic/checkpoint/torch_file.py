@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from .pickled import Call, Named, StorageId, read_pickle
+from .pickled import Call, Named, Refused, StorageId, read_pickle
 from .stored import CheckpointError, Stored, possible
 from .zipped import Member, Stretch, members
 
@@ -109,6 +109,11 @@ def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) 
             f"{what}: it is a TorchScript program, not a file of weights: save its weights alone, as in "
             "torch.save(torch.jit.load(path).state_dict(), new_path)"
         )
+    if not pickles and any(name.endswith(".npy") for name in held):
+        raise CheckpointError(
+            f"{what}: it is an archive of NumPy arrays, which is not supported: convert it with "
+            "torch.save({name: torch.from_numpy(array) for name, array in numpy.load(path).items()}, new_path)"
+        )
     if len(pickles) != 1:
         raise CheckpointError(
             f"{what}: a zip archive with {len(pickles)} members data.pkl, where torch.save makes one, and without "
@@ -164,9 +169,15 @@ def read_legacy(path: Path) -> Contents:
     what, size = str(path), path.stat().st_size
     with open(path, "rb") as raw:
         file = io.BufferedReader(Stretch(raw, 0, size))
-        magic = read_pickle(file, what)  # pyright: ignore[reportArgumentType]
+        try:
+            magic = read_pickle(file, what)  # pyright: ignore[reportArgumentType]
+        except Refused:  # that of torch.save is a number
+            magic = None
         if magic != _LEGACY_MAGIC:
-            raise CheckpointError(f"{what}: a pickle, but not of torch.save: pass a file that torch.save made")
+            raise CheckpointError(
+                f"{what}: a pickle, but not of torch.save, such as scikit-learn or pickle.dump write. Loading it would run "
+                "its code, so it was not loaded: save the weights with torch.save(model.state_dict(), path)"
+            )
         version, system, content, keys = (
             read_pickle(file, what, legacy=True)  # pyright: ignore[reportArgumentType]
             for _ in range(4)
