@@ -57,7 +57,7 @@ def _depthwise(holder: Holder, around: Holders) -> Known | None:
 
 def _middle_of_block(holder: Holder, around: Holders) -> Known | None:
     """The second convolution of a ResNet bottleneck, which has groups if it reads fewer channels than the first writes."""
-    first, third = around.beside(holder, "conv1"), around.beside(holder, "conv3")
+    first, third = around.sibling(holder, "conv1"), around.sibling(holder, "conv3")
     if first is None or third is None or any(len(layer.shape()) != 4 for layer in (first, holder, third)):
         return None
     (width, _, *narrow), (out, reads, *_) = first.shape(), holder.shape()
@@ -70,7 +70,7 @@ def _gpt2(holder: Holder, around: Holders) -> Known | None:
     shape, bias = holder.shape(), holder.shape("bias")
     if len(shape) != 2:
         return None
-    fused = holder if holder.last == "c_attn" else around.beside(holder, "c_attn") or around.beside(holder, ".attn.c_attn")
+    fused = holder if holder.last == "c_attn" else around.sibling(holder, "c_attn") or around.sibling(holder, ".attn.c_attn")
     if shape[0] == shape[1] or bias in ((shape[0],), (shape[1],)):
         transposed = around.transposed(holder)
     elif fused is not None and len(fused.shape()) == 2:  # which has more outputs than inputs
@@ -90,7 +90,7 @@ def _fused(*outputs: str) -> Make:
         if known is None:
             return None
         out, into = holder.shape()
-        after = next((found for name in outputs if (found := around.beside(holder, name)) is not None), None)
+        after = next((found for name in outputs if (found := around.sibling(holder, name)) is not None), None)
         width = after.shape()[1] if after is not None and len(after.shape()) == 2 else out // 3
         rest, odd = divmod(out - width, 2)
         if odd or not 0 < rest <= width or (after is None and width != into):
@@ -219,18 +219,18 @@ _SIGNS = {family: _pattern(sign) for family, sign in SIGNS.items()}
 
 def layer_of(holder: Holder, around: Holders) -> Known | None:
     """The layer of a module; None if it has no matrix. Raises `Unknown`."""
-    told = around.told
-    if holder.name not in told:
-        told[holder.name] = Unknown("depends on another layer that depends on it")  # while it is being determined
+    layers = around.layers
+    if holder.name not in layers:
+        layers[holder.name] = Unknown("depends on another layer that depends on it")  # while it is being determined
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch, about layers without entries
-                told[holder.name] = _look(holder, around)
+                layers[holder.name] = _look(holder, around)
         except Unknown as problem:
-            told[holder.name] = problem
+            layers[holder.name] = problem
         except _MISFITS as problem:
-            told[holder.name] = Unknown(f"has shapes that do not fit together: {problem}")
-    found = told[holder.name]
+            layers[holder.name] = Unknown(f"has shapes that do not fit together: {problem}")
+    found = layers[holder.name]
     if isinstance(found, Unknown):
         raise found
     return found

@@ -42,10 +42,10 @@ class Holders:
 
     by_name: dict[str, Holder]
     ordered: bool = False
-    told: dict[str, Any] = field(default_factory=dict)  # the layer found for each
+    layers: dict[str, Any] = field(default_factory=dict)  # the layer found for each
     _shown: dict[str, bool] = field(default_factory=dict)
 
-    def beside(self, holder: Holder, name: str) -> Holder | None:
+    def sibling(self, holder: Holder, name: str) -> Holder | None:
         """The module called `name` in the same parent; ".x" for one in the parent of that."""
         around = holder.name.rpartition(".")[0]
         while name.startswith("."):
@@ -54,7 +54,7 @@ class Holders:
 
     def outputs_of(self, holder: Holder) -> int | None:
         """The proved number of outputs of a layer: the size of its bias, or of the norm that follows it in a Sequential."""
-        after = self.beside(holder, str(int(holder.last) + 1)) if holder.last.isdecimal() else None
+        after = self.sibling(holder, str(int(holder.last) + 1)) if holder.last.isdecimal() else None
         is_norm = after is not None and "bias" in after.tensors
         for size in (holder.shape("bias"), after.shape() if after is not None and is_norm else ()):
             if len(size) == 1:

@@ -32,7 +32,7 @@ class Known:
     family: str = ""  # "" if shapes proved it
 
 
-Tell = Callable[[Holder, Holders], "Known | None"]  # finds another layer's kind; raises `Unknown`
+LayerOf = Callable[[Holder, Holders], "Known | None"]  # finds another layer's kind; raises `Unknown`
 
 
 class Conv1D(nn.Module):
@@ -53,7 +53,7 @@ def convolution(holder: Holder, groups: int = 1, *, transposed: bool = False) ->
     return Known(kind(reads * groups, out, tuple(kernel), groups=groups, bias=False, device="meta"))
 
 
-def proved_convolution(holder: Holder, around: Holders, tell: Tell) -> Known:
+def proved_convolution(holder: Holder, around: Holders, layer_of: LayerOf) -> Known:
     """A convolution has one group if it reads as many channels as the layer before it writes, or as the image has.
 
     Other layers' counts prove nothing: a later layer may write as many channels as a group of an earlier layer reads.
@@ -66,13 +66,13 @@ def proved_convolution(holder: Holder, around: Holders, tell: Tell) -> Known:
     if around.outputs_of(holder) is None and out != reads and any(map(LATE.fullmatch, holder.name.split("."))):
         raise Unknown("is a convolution or a transposed one, and has no bias that shows which")
     before = around.before[holder.name]
-    written = None if before is None else _writes(before, around, tell)
+    written = None if before is None else _writes(before, around, layer_of)
     follows = before is not None and around.follows(before.name, holder.name)
     if before is None and _reads_image(holder, around):
         return convolution(holder)
     if follows and written == reads:
         return convolution(holder)
-    if _is_shortcut(holder, around, tell):
+    if _is_shortcut(holder, around, layer_of):
         return convolution(holder)
     # A transposed convolution to one channel has the same shape, but the next layer would not read `out` channels.
     plain = around.outputs_of(holder) == out or around.next_reads(holder) == out
@@ -82,13 +82,13 @@ def proved_convolution(holder: Holder, around: Holders, tell: Tell) -> Known:
     raise Unknown(f"is a convolution that reads {reads} channels per group; {other}, and the file does not store groups")
 
 
-def _writes(holder: Holder, around: Holders, tell: Tell) -> int | None:
+def _writes(holder: Holder, around: Holders, layer_of: LayerOf) -> int | None:
     """The number of channels that a convolution writes; None if it may be a transposed one."""
     surely = around.outputs_of(holder)
     if surely is not None:
         return surely
     try:
-        known = tell(holder, around)
+        known = layer_of(holder, around)
     except Unknown:
         return None
     return None if known is None else int(known.layer.out_channels)  # pyright: ignore[reportArgumentType]
@@ -108,7 +108,7 @@ def _reads_image(holder: Holder, around: Holders) -> bool:
     return reads == 3 or (alone and (reads == 4 or one))
 
 
-def _is_shortcut(holder: Holder, around: Holders, tell: Tell) -> bool:
+def _is_shortcut(holder: Holder, around: Holders, layer_of: LayerOf) -> bool:
     """Whether it reads what its block's first layer, without groups, reads, and writes what its last layer writes."""
     match = SHORTCUT.fullmatch(holder.name)
     if match is None:
@@ -117,7 +117,7 @@ def _is_shortcut(holder: Holder, around: Holders, tell: Tell) -> bool:
     if ends is None or (ends[0].shape()[1], ends[1].shape()[0]) != (holder.shape()[1], holder.shape()[0]):
         return False
     try:
-        first = tell(ends[0], around)
+        first = layer_of(ends[0], around)
     except Unknown:
         return False
     return first is not None and getattr(first.layer, "groups", 0) == 1
