@@ -497,3 +497,16 @@ def test_an_input_helps_where_a_shape_is_not_known() -> None:
     with pytest.raises(ValueError, match=r"amax, which is not followed.*example=inputs"):
         find_units(Pooled())
     assert sizes(find_units(Pooled(), torch.randn(4, 5, 2))) == {"a": (6, 1)}
+
+
+@pytest.mark.parametrize("move", ["cpu", "detach", "contiguous"])
+def test_units_are_followed_where_their_values_are_moved_or_copied(move: str) -> None:
+    class Moved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(getattr(self.a(x).relu(), move)())
+
+    assert [group.name for group in find_units(Moved()).groups] == ["a"]
