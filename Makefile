@@ -1,15 +1,23 @@
-# Two commands, no set-up before them: make demo, make test.
+# No set-up is needed first: make demo, make quick, make test.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs benchmark clean
+# One thread per process, since two workers share two cores. Bytecode is written even where the environment forbids it: dozens of
+# tests start a process, and each would compile the package again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
+DOCS_TESTS := tests/test_docs.py tests/test_site.py tests/test_code_blocks.py
+
+.PHONY: demo quick test lint types unit docs benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/replastic sweep experiments/quick.toml --out runs/quick
 	$(BIN)/replastic report runs/quick --out runs/quick-page
 
-test: lint types unit
+quick: $(VENV)/.installed
+	$(PYTEST) -m "not slow"
+
+test: lint types unit docs
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -19,10 +27,11 @@ types: $(VENV)/.installed
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 unit: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	$(PYTEST) $(DOCS_TESTS:%=--ignore=%)
 
 docs: $(VENV)/.installed
 	$(BIN)/zensical build --strict
+	SITE=$(CURDIR)/site $(PYTEST) $(DOCS_TESTS)
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/polar.py

@@ -1,6 +1,7 @@
 """The site of docs/ builds without a warning, leads nowhere that is not there, and fetches nothing from elsewhere."""
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -73,7 +74,9 @@ def is_outside(address: str) -> bool:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because zensical writes beside its configuration only."""
+    """What `make docs` has built, or else built from a copy, because zensical only writes next to its configuration."""
+    if "SITE" in os.environ:
+        return Path(os.environ["SITE"])
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(ROOT / "zensical.toml", folder)
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("__pycache__"))
