@@ -103,6 +103,14 @@ FIGURES: dict[str, OverTime | Spectra | Scatter] = {
 
 def figure(name: str) -> bytes:
     """One picture, as the report draws it."""
+    study, shown = charted(name)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = draw(shown, chapter(study).arms, Path(folder))
+        return next(path for path in paths if path.suffix == ".png").read_bytes()
+
+
+def charted(name: str) -> tuple[Study, Chart]:
+    """What a picture is of, and the chart in it."""
     wanted = FIGURES[name]
     studies = [gather([packed(one)])[0][0] for one in wanted.records]
     only = wanted.arms if isinstance(wanted, OverTime) else ()
@@ -112,6 +120,4 @@ def figure(name: str) -> bytes:
     study = replace(studies[0], arms=arms)
     shown = wanted.chart(study)
     assert shown is not None
-    with tempfile.TemporaryDirectory() as folder:
-        paths = draw(shown, chapter(study).arms, Path(folder))
-        return next(path for path in paths if path.suffix == ".png").read_bytes()
+    return study, shown

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import inspect
 import json
+import math
 import re
 import statistics
 import sys
@@ -238,13 +239,15 @@ def test_the_results_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -
         assert all(f"| {arm} |" in between(text, marker) for arm in table.published)
 
 
-def test_the_figures_of_the_results_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
-    if f"matplotlib=={matplotlib.__version__}\n" not in (ROOT / "constraints.txt").read_text():
-        pytest.skip(f"matplotlib {matplotlib.__version__} draws other bytes than the pinned one")
-    results = load("docs/results.py", monkeypatch)
-    for name in results.FIGURES:
-        assert results.figure(name) == (ROOT / "docs/assets" / name).read_bytes(), "run python docs/results.py"
+def test_each_figure_has_a_file_and_a_page_and_shows_all_arms_of_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = load("docs/result_figures.py", monkeypatch)
+    assert {path.name for path in (ROOT / "docs/assets").glob("*.png")} == set(figures.FIGURES), "run python docs/results.py"
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    for name in figures.FIGURES:
+        assert f"](assets/{name})" in pages
+        study, chart = figures.charted(name)
+        lines = [*chart.lines, *(line for _, lines in chart.frames for line in lines)]
+        assert {line.arm for line in lines if any(map(math.isfinite, line.y))} == set(study.arms), name
 
 
 def test_what_is_said_of_the_last_two_layers_is_in_their_tables() -> None:
