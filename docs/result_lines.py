@@ -76,7 +76,12 @@ def short(table: Table) -> list[str]:
 
 def outcomes(table: Table) -> dict[str, Summary]:
     """Every arm's end, by its name."""
-    ((study,), problems) = gather([packed(table.records)], metric=table.metric)
+    return dict(_outcomes(table.records, table.metric))
+
+
+@cache
+def _outcomes(records: str, metric: str) -> dict[str, Summary]:
+    ((study,), problems) = gather([packed(records)], metric=metric)
     assert not problems, problems
     return {one.arm: one for one in summarise(study)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from statistics import correlation, mean, median, stdev
 from typing import Any
 
@@ -192,9 +193,13 @@ def measured(run: Run, figure: str, moment: Moment) -> dict[int, float]:
 
 
 def _mass_as_released(spectrum: Mapping[str, Any]) -> float:
-    nodes, weights = (torch.tensor([spectrum[key]], dtype=torch.float64) for key in ("nodes", "weights"))
-    resolution = spectrum.get("resolution", 0.0)
-    return SpectralDensity(nodes, weights, nodes.shape[1], resolution).epsilon_mass_as_released().value
+    return _of_density(tuple(spectrum["nodes"]), tuple(spectrum["weights"]), spectrum.get("resolution", 0.0))
+
+
+@cache
+def _of_density(nodes: tuple[float, ...], weights: tuple[float, ...], resolution: float) -> float:
+    rows = (torch.tensor([values], dtype=torch.float64) for values in (nodes, weights))
+    return SpectralDensity(*rows, len(nodes), resolution).epsilon_mass_as_released().value
 
 
 RECORDED, RELEASED = "hessian_epsilon_mass", "hessian_epsilon_mass_as_released"

@@ -144,6 +144,7 @@ def test_the_minimum_is_the_one_that_brute_force_finds(p: float, q: float) -> No
     assert pq_balancedness(Probe(net, torch.randn(4, 2).double()), p, q) == pytest.approx(norm(np.zeros(5)) / best, rel=1e-8)
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=3, max_size=5),
     powers=st.sampled_from(POWERS),
@@ -159,6 +160,7 @@ def test_the_smallest_norm_does_not_change_if_units_are_scaled(sizes, powers, sp
     assert smallest[0] == pytest.approx(smallest[1], rel=1e-8)
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.integers(1, 6), min_size=3, max_size=5), powers=st.sampled_from(POWERS), seed=SEEDS)
 @settings(max_examples=30, deadline=None)
 def test_the_balancing_scales_make_it_1_and_leave_the_function(sizes, powers, seed) -> None:

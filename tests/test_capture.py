@@ -17,6 +17,8 @@ from replastic.train.loop import order_of, steps_for
 from replastic.workloads.images import ImageData, ImageTask, Split
 from replastic.workloads.images.protocols import class_incremental, warm_start
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on CUDA")
 

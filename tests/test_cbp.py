@@ -129,6 +129,7 @@ def test_young_units_are_not_held_to_have_low_utility_because_they_are_young() -
     assert least_useful(utility, age, 1, maturity=10, decay=0.99).tolist() == [0]
 
 
+@pytest.mark.slow
 def test_units_are_replaced_at_the_stated_rate_over_ten_thousand_steps() -> None:
     rate, maturity, steps, sizes = 1e-3, 100, 10_000, [40, 20]
     model = MLP(3, sizes, 2)

@@ -258,6 +258,7 @@ def chains(draw: st.DrawFn) -> list[nn.Module]:
     return layers
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(chains(), st.booleans(), st.sampled_from(["{}", "conv{}", "block{}.conv1", "stage.{}.0"]))
 def test_of_convolutions_in_a_row_none_is_told_wrong(chain: list[Any], ordered: bool, pattern: str) -> None:

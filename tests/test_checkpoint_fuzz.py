@@ -34,6 +34,8 @@ from replastic.checkpoint.skeleton import skeleton
 from tests.test_checkpoint_hostile import archive, damaged, legacy, state_dict, structure_of, tensor
 from tests.test_checkpoint_safetensors import same
 
+pytestmark = pytest.mark.slow
+
 FILES = 2000  # damaged ones of each format
 MOST_CALLS = 100_000  # of functions, to look into one of them: a whole one takes a tenth
 HOSTILE = 10  # one in so many begins as a file whose pickle asks for a command
@@ -193,7 +195,6 @@ FORMATS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_damaged_files_are_refused_as_their_own_readers_do_or_mean_the_same(tmp_path: Path, form: str) -> None:
     make, around, suffix = FORMATS[form]
@@ -208,7 +209,6 @@ def test_damaged_files_are_refused_as_their_own_readers_do_or_mean_the_same(tmp_
     assert not mark.exists()
 
 
-@pytest.mark.slow
 def test_damaged_folders_are_refused_as_their_own_readers_do_or_mean_the_same(tmp_path: Path) -> None:
     folder, held, where = tmp_path / "model", state(), {}
     folder.mkdir()

@@ -291,6 +291,7 @@ PROGRAMS: dict[str, tuple[bytes, str]] = {
 LONG = [case for case, (program, _) in PROGRAMS.items() if len(program) > 50_000]  # read by the same code either way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "case"), [(way, case) for case in PROGRAMS for way in WAYS if way == "zip" or case not in LONG]
 )
@@ -303,6 +304,7 @@ def test_a_pickle_that_is_none_of_weights_is_refused_soon(tmp_path: Path, way: s
         check_refused(legacy(tmp_path / "a.pt", program, b"\x80\x02].", b""), f"{said}|one object|cannot be read")
 
 
+@pytest.mark.slow
 def test_a_pickle_of_many_mebibytes_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archive(tmp_path / "a.pt", b"\x80\x02" + text("a" * 70 * MIB) + b".")
     check_refused(path, "longer than 67,108,864 bytes")
@@ -432,6 +434,7 @@ def damaged(whole: bytes, structure: list[int], chance: random.Random) -> bytes:
     return bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_damage_of_any_kind_is_refused_or_harmless(tmp_path: Path, name: str) -> None:
     path = files(tmp_path)[name]

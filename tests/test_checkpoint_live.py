@@ -317,6 +317,7 @@ def combinations(model: nn.Module, kind: str) -> list[tuple[Where, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pt", "safetensors"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_is_fired_as_the_model_is(name: str, kind: str, tmp_path: Path) -> None:
@@ -408,6 +409,7 @@ TRANSFORMERS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...], tuple[str, 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_folder_of_transformers_is_fired_as_the_model_is(name: str, tmp_path: Path) -> None:
     build, untold_ends, apart_ends = TRANSFORMERS[name]
@@ -527,6 +529,7 @@ def agent(name: str, policy: str) -> Any:
     return getattr(sb3, name)(policy, Still(), policy_kwargs=kwargs, **memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"),
     [(name, f"{kind}Policy") for name in ("DQN", "SAC", "TD3", "PPO") for kind in ("Mlp", "Cnn")],

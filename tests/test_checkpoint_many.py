@@ -85,6 +85,7 @@ def dry_run(path: Path) -> None:
         fire(path, dry_run=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", MANY)
 def test_twice_as_many_take_twice_the_work(tmp_path: Path, what: str) -> None:
     small, large = (written_as(tmp_path / f"{n}.safetensors", MANY[what](n)) for n in (120, 240))
@@ -100,6 +101,7 @@ def names_of_one(path: Path, names: list[str], shape: tuple[int, ...]) -> Path:
     return archive(path, state_dict()[:-2] + body + b"u.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["conv{}", "thing{}", "layers.{}.fc", "ema.{}"])
 def test_twice_as_many_names_of_one_tensor_take_twice_the_work(tmp_path: Path, form: str) -> None:
     shape = (2, 3, 1, 1) if form == "conv{}" else (2, 3)
@@ -112,6 +114,7 @@ def test_twice_as_many_names_of_one_tensor_take_twice_the_work(tmp_path: Path, f
         assert calls_of(lambda: look(large)) < 2.05 * calls_of(lambda: look(small))  # noqa: B023
 
 
+@pytest.mark.slow
 def test_names_are_settled_in_one_go() -> None:
     """Comparing each of two hundred thousand with all others would take a quarter of an hour."""
     one = Stored("0.weight", Path("a"), 0, torch.float32, (2, 3), (3, 1))
@@ -197,6 +200,7 @@ def test_views_that_would_be_read_over_and_over_are_refused(tmp_path: Path) -> N
     assert len(open_checkpoint(tmp_path / "c.pt").tensors) == 1000
 
 
+@pytest.mark.slow
 def test_convolutions_are_told_without_going_through_all_others() -> None:
     """Of eighty thousand, each compared with all would take minutes."""
     number = 80_000

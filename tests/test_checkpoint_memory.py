@@ -45,7 +45,10 @@ print(json.dumps({"growth": peak() - before, "total": peak()}))
 """
 
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory as Linux tells it")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory as Linux tells it"),
+]
 
 
 @pytest.fixture(scope="module")

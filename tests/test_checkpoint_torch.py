@@ -185,6 +185,7 @@ def test_words_within_words_make_no_average(tmp_path: Path) -> None:
     assert open_checkpoint(path).averages == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", FORMATS.values(), ids=FORMATS)
 def test_a_compiled_model_has_the_names_of_the_plain_one(tmp_path: Path, zipped: bool) -> None:
     model = small_net()
@@ -484,6 +485,7 @@ def named(content: Any, place: tuple[str, ...] = ()) -> list[tuple[str, Tensor]]
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(content=st.dictionaries(names, contents, min_size=1, max_size=5), zipped=st.booleans())
 def test_what_torch_loads_is_opened_with_the_same_values(

@@ -67,6 +67,7 @@ def test_run_and_then_sweep_exit_with_0_when_all_has_finished(file: str, tmp_pat
     assert "seed 1: finished" not in said  # it had before
 
 
+@pytest.mark.slow
 def test_sweep_exits_with_1_and_names_what_failed(tmp_path: Path, capsys: Any) -> None:
     write_toml(tmp_path / "e.toml", tiny({"base": {}, **BROKEN}, seeds=[1, 2], model=NORMED))
     options = ["--on", "slurm", "--engine", "cluster=debug", "--engine", "cpus=1", "--device", "cpu"]
@@ -91,11 +92,12 @@ def test_run_says_once_what_keeps_all_runs_from_being_built(tmp_path: Path, caps
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_person_at_a_terminal_sees_bars_and_then_the_result(long_file: str, tmp_path: Path) -> None:
     fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 110, 0, 0))
-    given = ["--set", "checkpoints.minutes=10.0", "--set", "protocol.epochs=300"]  # so that there is time to look
+    given = ["--set", "checkpoints.minutes=10.0", "--set", "protocol.epochs=100"]  # so that there is time to look
     process = started(
         "run", long_file, "-o", str(tmp_path / "out"), *given, stdin=follower, stdout=follower, stderr=follower
     )
@@ -122,24 +124,25 @@ def test_a_person_at_a_terminal_sees_bars_and_then_the_result(long_file: str, tm
     assert "━" not in result  # the bars are gone by then
 
 
-def test_a_run_that_was_killed_goes_on_and_ends_as_one_that_was_not(long_file: str, tmp_path: Path) -> None:
-    given = ["--arm", "FIRE", "--set", "protocol.epochs=100"]  # so that it does not end before it is killed
-    assert started("run", long_file, "-o", str(tmp_path / "whole"), *given, stdout=subprocess.DEVNULL).wait() == 0
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_and_ends_as_one_that_was_not(long_file: str, tmp_path: Path, capsys: Any) -> None:
+    given = ["--arm", "FIRE", "--device", "cpu", "--set", "protocol.epochs=60"]  # so that it is killed before its end
+    assert main(["run", long_file, "-o", str(tmp_path / "whole"), *given]) == 0
     killed = started("run", long_file, "-o", str(tmp_path / "out"), *given, stdout=subprocess.DEVNULL)
     folder = tmp_path / "out" / "FIRE" / "seed-1"
-    wait_for_rows(tmp_path / "out" / "FIRE" / "seed-1", 45)
+    wait_for_rows(tmp_path / "out" / "FIRE" / "seed-1", 5)
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     assert read(folder).status == "started"
-    again = started("run", long_file, "-o", str(tmp_path / "out"), *given, stdout=subprocess.PIPE)
-    said, _ = again.communicate()
-    assert again.returncode == 0
-    assert b"FIRE, seed 1: finished" in said
+    capsys.readouterr()
+    assert main(["run", long_file, "-o", str(tmp_path / "out"), *given]) == 0
+    assert "FIRE, seed 1: finished" in capsys.readouterr().out
     assert (folder / "resumes.jsonl").read_text().count("\n") == 1
     assert (folder / "rows.jsonl").read_bytes() == (tmp_path / "whole" / "FIRE" / "seed-1" / "rows.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])  # SIGHUP is that of the terminal below
 def test_a_signal_ends_a_run_with_its_exit_code_and_how_to_go_on(
     how: signal.Signals, long_file: str, tmp_path: Path
 ) -> None:
@@ -152,9 +155,10 @@ def test_a_signal_ends_a_run_with_its_exit_code_and_how_to_go_on(
     assert (process.returncode, said.decode()) == (128 + how, "stopped; the same command goes on\n")
     assert read(folder).status == "started"
     if how == signal.SIGTERM:
-        assert started(*given, stdout=subprocess.DEVNULL).wait() == 0
+        assert main([*given, "--device", "cpu"]) == 0
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_ends_a_run_as_sighup_does(long_file: str, tmp_path: Path) -> None:
     pty = pytest.importorskip("pty")
     leader, follower = pty.openpty()
@@ -172,6 +176,7 @@ def test_a_terminal_that_is_closed_ends_a_run_as_sighup_does(long_file: str, tmp
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(long_file: str, tmp_path: Path) -> None:
     given = ["run", long_file, "-o", str(tmp_path / "out"), "--arm", "base"]
     process = started(*given, stdout=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))

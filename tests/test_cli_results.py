@@ -21,6 +21,7 @@ def test_the_version_is_said() -> None:
     assert (done.returncode, done.stdout) == (0, f"replastic {replastic.__version__}\n")
 
 
+@pytest.mark.slow
 def test_nobody_who_reads_the_output_is_no_failure(tmp_path: Path) -> None:
     write_runs(parse(tiny()), tmp_path / "out", _rows)
     process = started("compare", str(tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -103,6 +104,7 @@ def test_report_says_where_the_page_is_and_what_it_shows(tmp_path: Path, capsys:
     assert not (tmp_path / "page2").exists()
 
 
+@pytest.mark.slow
 def test_help_and_results_do_without_torch(tmp_path: Path) -> None:
     write_runs(parse(tiny(GRID, validation=100)), tmp_path / "out", _rows)
     for arguments in (

@@ -22,6 +22,8 @@ from replastic.cli.commands import ALL
 from replastic.methods import METHODS
 from replastic.record import find_runs, read
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
 # Named one by one, so that a typo in a fence cannot hide a page's code.

@@ -14,6 +14,8 @@ from replastic import fire_
 
 from .test_docs import load
 
+pytestmark = pytest.mark.slow
+
 
 class Unknown(nn.Module):
     """A layer of its own making, with a matrix that no table lists."""

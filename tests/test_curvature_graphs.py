@@ -48,6 +48,7 @@ def test_autocast_and_no_grad_around_it_change_nothing() -> None:
         assert torch.equal(hessian(probe, keep_graph=False).product(v), expected)
 
 
+@pytest.mark.slow
 def test_dropout_draws_the_same_mask_for_every_product() -> None:
     net = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Dropout(0.5), nn.Linear(30, 3)).double()
     probe = Probe(net, batch(4), loss=F.cross_entropy, mode="train")

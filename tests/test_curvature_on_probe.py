@@ -48,6 +48,7 @@ def test_the_trace_is_that_of_the_dense_hessian() -> None:
     assert curvature.hessian_trace(probe, products=60) == pytest.approx(expected, rel=0.2)  # the default's order of error
 
 
+@pytest.mark.slow
 def test_the_epsilon_rank_and_mass_are_those_of_the_dense_hessian() -> None:
     probe = small_probe()
     values = torch.linalg.eigvalsh(exact_hessian(probe))

@@ -125,6 +125,7 @@ def test_over_all_unit_vectors_every_moment_of_the_hessian_is_exact() -> None:
     assert density.moment(8).value != pytest.approx(float(power.trace()) / 43, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_random_probes_find_the_moments_of_the_hessian_within_their_error() -> None:
     probe = small_probe()
     values = torch.linalg.eigvalsh(exact_hessian(probe))
@@ -207,6 +208,7 @@ def test_the_mass_as_released_does_not_see_what_pads_a_probe_that_ended_early() 
     assert padded.epsilon_mass_as_released(45).value == short.epsilon_mass_as_released(45).value
 
 
+@pytest.mark.slow
 def test_more_probes_tell_the_error_of_the_mass_as_released() -> None:
     values = torch.cat([torch.zeros(900), torch.linspace(0.5, 2, 100)]).double()
     operator = with_spectrum(values)

@@ -226,6 +226,7 @@ def imported(path: Path, around: tuple[str, ...]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_results_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     results = load("docs/results.py", monkeypatch)
     for page in results.PAGES:

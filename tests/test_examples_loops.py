@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 from accelerate.state import AcceleratorState
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent.parent / "examples"
 
 

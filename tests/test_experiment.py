@@ -86,6 +86,7 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: Path) -> None:
     of = experiment({"arm": {"name": method, **ACTING.get(method, {})}})
@@ -107,6 +108,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: 
     assert same_end(tmp_path / "whole" / spec.folder, tmp_path / "stopped" / spec.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "shrink_encoder"])  # which begins at a boundary
 def test_a_method_that_starts_later_can_be_stopped_before_it_does(method: str, tmp_path: Path) -> None:
     arms = {"base": {}, "arm": {"name": method, "from_task": 1, **ACTING.get(method, {})}}

@@ -20,6 +20,8 @@ from replastic.train import train
 from replastic.train.measuring import Measuring
 from replastic.workloads.images import ImageData, Split
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path.relative_to(ROOT / "experiments").as_posix() for path in (ROOT / "experiments").rglob("*.toml"))
 PAGE = ROOT / "docs/experiments.md"

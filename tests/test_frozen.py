@@ -79,6 +79,7 @@ def cases(*exclude: str) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "animal", "layer", "loop"), cases())
 def test_a_layer_that_is_frozen_within_a_task_stays_and_the_others_train(
     name: str, animal: str, layer: str, loop: str
@@ -96,6 +97,7 @@ def test_a_layer_that_is_frozen_within_a_task_stays_and_the_others_train(
 
 # The oracle knows nothing of what happens within a task: a run that was saved, and resumed with a model that was frozen
 # before its learner was made. The optimiser that UseMuon makes holds what trains then, and could not be resumed.
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "animal", "layer", "loop"), cases("muon"))
 def test_freezing_within_a_task_is_stopping_and_resuming_with_the_layer_frozen(
     name: str, animal: str, layer: str, loop: str
@@ -107,6 +109,7 @@ def test_freezing_within_a_task_is_stopping_and_resuming_with_the_layer_frozen(
     assert same(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "animal", "layer", "loop"), cases("muon"))
 def test_unfreezing_within_a_task_is_stopping_and_resuming_with_the_layer_unfrozen(
     name: str, animal: str, layer: str, loop: str

@@ -130,6 +130,7 @@ def test_a_network_of_zeros_somewhere_does_not_hide_what_is_wrong_elsewhere() ->
     assert {("2", "grown weight"), ("4", "zero weight")} <= found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [[256] * 4, [64] * 6])
 def test_new_networks_are_healthy(hidden: list[int]) -> None:
     for seed in range(6):
@@ -183,6 +184,7 @@ def test_gated_units_are_diagnosed() -> None:
     assert "saturated_fraction could not be computed" in str(diagnosis)
 
 
+@pytest.mark.slow
 def test_a_long_model_shows_the_layers_in_which_something_was_found() -> None:
     layers = [layer for _ in range(35) for layer in (nn.Linear(16, 16), nn.LayerNorm(16), nn.ReLU())]
     net = nn.Sequential(nn.Linear(64, 16), *layers, nn.Linear(16, 10))
@@ -209,6 +211,7 @@ def test_a_weight_that_no_gradient_reaches_is_found_where_a_loss_is_given() -> N
     assert ("idle", "no gradient") not in faults(rp.diagnose(Unused(), batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_every_model_can_be_diagnosed_and_stays_as_it_was(name: str, mode: str) -> None:

@@ -25,6 +25,7 @@ from replastic.learner import Learner, Method
 
 # Lightning advises on loaders' workers, on loggers, and on callbacks of a checkpoint that were not made anew.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

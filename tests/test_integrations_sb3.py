@@ -20,6 +20,8 @@ from replastic.integrations.sb3 import PlasticityCallback
 from replastic.integrations.sb3_networks import parts_of
 from tests.test_docs import load
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"net_arch": [16, 16]}
 OFF_POLICY: dict[str, Any] = {
     "learning_starts": 20,

@@ -23,6 +23,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 import replastic as rp
 from replastic.integrations.transformers import FILE, PlasticityCallback
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 32, "n_positions": 8, "bos_token_id": 0, "eos_token_id": 0}
 
 

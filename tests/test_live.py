@@ -15,6 +15,8 @@ from replastic.runs.live import WeightsAndBiases, scalars
 from tests.test_following import opened
 from tests.test_sweep import tiny, write_toml
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:

@@ -17,6 +17,8 @@ from replastic.runs.config import read as read_experiment
 from replastic.runs.sweep.call import plain
 from tests.test_sweep import tiny, write_toml
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_new_method_passes_its_test_and_runs_in_an_experiment(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch

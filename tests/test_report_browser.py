@@ -15,6 +15,8 @@ from replastic.report.items import Chapter, Contents, Table
 from replastic.report.page import page
 from tests.test_report_page import FILES, HOSTILE, small
 
+pytestmark = pytest.mark.slow
+
 EXPECTED_LINES = {"accuracy": 2, "gap": 1, "rate": 2, "layers": 2, "spectra": 2, "empty": 0}
 
 

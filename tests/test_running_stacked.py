@@ -16,6 +16,8 @@ from replastic.runs.config import Experiment, parse
 from replastic.runs.run import Running
 from tests.test_experiment import ACTING, TEXT, finished
 
+pytestmark = pytest.mark.slow
+
 STACKED = {
     "arms": {"BP": {}, "L2": {"name": "l2"}, "CBP": {"name": "cbp", **ACTING["cbp"]}, "ReDo": {"name": "redo"}},
     "model": {"name": "mlp", "hidden": [10, 10]},

@@ -22,6 +22,8 @@ import replastic as rp
 from replastic.integrations.attached import Attached
 from replastic.methods.plasticity_injection import inject_
 
+pytestmark = pytest.mark.slow
+
 PROCESSES = 2
 SECONDS = 100
 

@@ -14,6 +14,8 @@ from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("zensical", reason='the site is built with zensical: pip install zensical, or ".[dev]"')
 
 ROOT = Path(__file__).parent.parent

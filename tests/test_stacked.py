@@ -146,6 +146,7 @@ def both(makes: list[Make], device: torch.device, clip: float | None, options: l
     return Stack(stacked, clip=clip), singles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_stack_of_one_arm_with_several_seeds_is_the_same_as_separate_runs(arm: str, clip, device: torch.device) -> None:
@@ -157,6 +158,7 @@ def test_a_stack_of_one_arm_with_several_seeds_is_the_same_as_separate_runs(arm:
         assert_same_learner(mine, single)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 1e-2}, {"weight_decay": 1e-2}])
 def test_all_arms_in_one_stack_are_the_same_as_separate_runs(options: dict, device: torch.device) -> None:
     # Apart on purpose: members with the same methods are then not neighbours.
@@ -171,6 +173,7 @@ def test_all_arms_in_one_stack_are_the_same_as_separate_runs(options: dict, devi
         assert_same_learner(mine, single)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "batch", "options"),
     [
@@ -193,6 +196,7 @@ def test_a_compiled_stack_is_the_same_as_separate_runs(
         assert_same_learner(mine, single)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clip", "strength"), [(None, 1e-2), (1e3, 1e-2), (0.5, 3.0)])
 def test_single_samples_are_clipped_by_the_norm_of_loss_and_penalty_in_a_compiled_stack(
     clip: float | None, strength: float, device: torch.device
@@ -246,6 +250,7 @@ def test_layers_that_are_called_once_and_nothing_else_have_gradients_of_rank_one
             assert stack.rank_one.applies(weights, task) is (how == "once")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["once", "called twice"])
 def test_a_compiled_stack_learns_the_same_however_its_layers_are_used(how: str, device: torch.device) -> None:
     makes = [list, ARMS["L2"]]
@@ -277,6 +282,7 @@ def test_the_norm_of_loss_and_penalty_is_exact_in_float32(device: torch.device) 
         assert found.item() == pytest.approx(gradient.norm().item(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_compiled_stack_takes_tasks_of_many_sizes(device: torch.device) -> None:
     """Which is not to compile for each of them."""
     stack = Stack([learner_of([], device, seed) for seed in range(2)], compiled=True)
@@ -286,6 +292,7 @@ def test_a_compiled_stack_takes_tasks_of_many_sizes(device: torch.device) -> Non
             stack.epoch(torch.arange(samples).expand(2, -1))
 
 
+@pytest.mark.slow
 def test_a_process_may_compile_many_stacks(device: torch.device) -> None:
     data = data_on(device)
     with torch._dynamo.config.patch(recompile_limit=2):

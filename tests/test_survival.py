@@ -17,6 +17,8 @@ from replastic.runs.run import Running
 from replastic.runs.spec import RunSpec
 from tests.test_experiment import ACTING, experiment, finished, rows_file, same_end
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_that_diverges_is_recorded_as_such_and_stops(tmp_path: Path) -> None:
     of = experiment(

@@ -186,6 +186,7 @@ def _compile(model: nn.Module, how: str) -> nn.Module:
     return torch.compile(model, backend=how)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("how", ["eager", "aot_eager", "module.compile"])

@@ -1,6 +1,7 @@
 """`watch` says when plasticity is being lost, and only then; docs/measures.md has it over 20 seeds."""
 
 import copy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_a_silent_layer_is_idle_as_a_whole() -> None:
     assert idle(torch.zeros(5, 3)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["ReLU", "GELU"])
 def test_no_alarm_in_a_stationary_run_on_the_digits(example, network: str) -> None:
     accuracies, alarms = example.run((network, "true labels", 100))
@@ -46,19 +48,27 @@ def test_no_alarm_in_a_stationary_run_on_the_digits(example, network: str) -> No
     assert alarms == []
 
 
+@cache
+def trained_on(network: str) -> tuple[list[float], list[int]]:
+    """On random labels, without a method."""
+    with pytest.MonkeyPatch.context() as patch:
+        return load("examples/watch.py", patch).run((network, "train on", 100))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["ReLU", "Leaky ReLU"])
 def test_the_alarm_comes_before_half_of_the_accuracy_is_lost_on_random_labels(example, network: str) -> None:
-    accuracies, alarms = example.run((network, "train on", 100))
+    accuracies, alarms = trained_on(network)
     assert min(accuracies) < max(accuracies) / 2  # or there was nothing to warn of
     assert example.verdict(accuracies, alarms) == "in time"
 
 
+@pytest.mark.slow
 def test_fire_on_the_alarm_keeps_the_network_able_to_learn(example) -> None:
     accuracies, alarms = example.run(("ReLU", "FIRE on alarm", 100))
     assert 1 <= len(alarms) <= 6
     assert min(accuracies) > 0.7
-    without, _ = example.run(("ReLU", "train on", 100))
-    assert without[-1] < 0.3
+    assert trained_on("ReLU")[0][-1] < 0.3
 
 
 def step(net: nn.Module, watcher: rp.Watch, samples: int = 30) -> bool:
