@@ -153,7 +153,7 @@ def test_layers_that_are_frozen_between_epochs_are_recorded_so_and_within_one_ar
     pieces = steps.pieces(task, order_of(0, 0, 3))
     next(pieces)
     model[0].requires_grad_(False)
-    with pytest.raises(RuntimeError, match="frozen or unfrozen during an epoch"):
+    with pytest.raises(RuntimeError, match=r"frozen.*epoch"):
         next(pieces)
 
 

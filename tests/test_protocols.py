@@ -499,16 +499,16 @@ def test_a_class_without_training_images_is_an_error_where_classes_are_the_tasks
     data = make_data()
     data = with_splits(data, train=without(data, 3)["train"])
     for name in ("class_incremental", "class_pairs"):
-        with pytest.raises(ValueError, match="numbers has no train images of class 3: leave it out"):
+        with pytest.raises(ValueError, match=r"numbers.*train.*class 3"):
             stream_of(name, data, **({"tasks": 20} if name == "class_pairs" else {}))
     assert len(stream_of("continual", data)) == 4
 
 
 def test_a_pair_that_can_be_tested_on_one_class_only_is_an_error() -> None:
     data = make_data(validation=10)
-    with pytest.raises(ValueError, match="numbers has no test images of class 2"):
+    with pytest.raises(ValueError, match=r"numbers.*test.*class 2"):
         stream_of("class_pairs", with_splits(data, test=without(data, 2)["test"]), tasks=20)
-    with pytest.raises(ValueError, match="no validation images of class 2: hold out more images"):
+    with pytest.raises(ValueError, match=r"validation.*class 2"):
         stream_of("class_pairs", with_splits(data, validation=without(data, 2)["validation"]), tasks=20)
 
 
@@ -516,7 +516,7 @@ def test_a_phase_that_cannot_be_tested_is_an_error_and_one_that_can_in_part_is_n
     data = make_data()
     first = int(stream_of("class_incremental", data, phases=5)[0].samples.labels[0])
     lacking = with_splits(data, test=without(data, first)["test"])
-    with pytest.raises(ValueError, match="task '1 classes' has no test samples"):
+    with pytest.raises(ValueError, match=r"'1 classes'.*test"):
         stream_of("class_incremental", lacking, phases=5)
     stream = stream_of("class_incremental", lacking, phases=2)
     assert all(number % 5 != first for task in stream for number in asked_of(task, lacking)["full_accuracy"])

@@ -514,44 +514,44 @@ def test_models_that_are_not_alike_are_an_error_that_names_what_differs(device: 
         model = model.to(device)
         return rp.Learner(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    with pytest.raises(ValueError, match=r"'1.weight' is \(12, 16\).* in learner 0 and \(8, 16\).* in learner 1: stack"):
+    with pytest.raises(ValueError, match=r"'1.weight'.*\(12, 16\).*learner 0.*\(8, 16\).*learner 1"):
         Stack([learner(MLP(16, [12], 4)), learner(MLP(16, [8], 4))])
-    with pytest.raises(ValueError, match=r"ReLU\(\)' in learner 0 and '\(2\): Tanh\(\)' in learner 1"):
+    with pytest.raises(ValueError, match=r"ReLU\(\).*learner 0.*Tanh\(\).*learner 1"):
         Stack([learner(MLP(16, [12], 4)), learner(MLP(16, [12], 4, activation="tanh"))])
-    with pytest.raises(ValueError, match=r"float32.*in learner 0 and.*float64.*in learner 1"):
+    with pytest.raises(ValueError, match=r"float32.*learner 0.*float64.*learner 1"):
         Stack([learner(MLP(16, [12], 4)), learner(MLP(16, [12], 4).double())])
     frozen = learner(MLP(16, [12], 4))
     frozen.model[1].bias.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"'1.bias' is trained in learner 0 and frozen in learner 1"):
+    with pytest.raises(ValueError, match=r"'1.bias'.*learner 0.*frozen.*learner 1"):
         Stack([learner(MLP(16, [12], 4)), frozen])
-    with pytest.raises(TypeError, match=r"'1' is a BatchNorm1d, whose running statistics.*by itself"):
+    with pytest.raises(TypeError, match=r"'1'.*BatchNorm1d"):
         Stack([learner(nn.Sequential(nn.Linear(16, 4), nn.BatchNorm1d(4)))])
-    with pytest.raises(TypeError, match=r"'1' is a Dropout\(0.5\).*set its p to 0"):
+    with pytest.raises(TypeError, match=r"'1'.*Dropout\(0.5\).*\bp\b.*\b0\b"):
         Stack([learner(nn.Sequential(nn.Linear(16, 4), nn.Dropout(0.5)))])
-    with pytest.raises(ValueError, match="Stack of 0 learners"):
+    with pytest.raises(ValueError, match=r"\b0 learners"):
         Stack([])
-    with pytest.raises(ValueError, match="Stack of 2 learners"):
+    with pytest.raises(ValueError, match=r"\b2 learners"):
         Stack([frozen, frozen])
-    with pytest.raises(ValueError, match=r"Stack\(clip=0\)"):
+    with pytest.raises(ValueError, match=r"clip=0"):
         Stack([frozen], clip=0)
 
 
 def test_optimisers_and_methods_that_cannot_be_stacked_are_an_error_that_says_to_train_alone() -> None:
     model = MLP(16, [12], 4)
     adam = rp.Learner(model, torch.optim.Adam(model.parameters()))
-    with pytest.raises(TypeError, match=r"torch.optim.SGD, and a learner has Adam: train that one by itself"):
+    with pytest.raises(TypeError, match=r"SGD.*\bAdam\b"):
         Stack([adam])
     nesterov = learner_of([], torch.device("cpu"), momentum=0.9, nesterov=True)
-    with pytest.raises(ValueError, match=r"SGD\(nesterov=True\).*Leave nesterov out"):
+    with pytest.raises(ValueError, match="nesterov=True"):
         Stack([nesterov])
     part = rp.Learner(model, torch.optim.SGD(model[1].parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=r"no optimiser trains '3.weight': give it to one, or freeze it"):
+    with pytest.raises(ValueError, match=r"'3\.weight'"):
         Stack([part])
-    with pytest.raises(TypeError, match=r"ReDo acts in every step.*train it by itself"):
+    with pytest.raises(TypeError, match="ReDo"):
         Stack([learner_of([rp.ReDo()], torch.device("cpu"))])
-    with pytest.raises(TypeError, match="L2Init acts in every step"):
+    with pytest.raises(TypeError, match="L2Init"):
         Stack([learner_of([rp.L2Init()], torch.device("cpu"))])
-    with pytest.raises(ValueError, match="methods ER, CBP: a stack does at most one CBP and then at most one ER"):
+    with pytest.raises(ValueError, match="ER, CBP"):
         Stack([learner_of([rp.ER(), rp.CBP()], torch.device("cpu"))])
 
 
@@ -560,17 +560,17 @@ def test_tasks_that_cannot_be_stacked_are_an_error() -> None:
     stack = Stack([learner_of([], device, seed) for seed in range(2)])
     data = data_on(device)
     one = task_of(data, 1)
-    with pytest.raises(TypeError, match=r"a member's task is a NoneType.*stack.begin"):
+    with pytest.raises(TypeError, match=r"NoneType.*stack\.begin"):
         stack.epoch(torch.zeros(2, 5, dtype=torch.int64))
-    with pytest.raises(ValueError, match="1 tasks for 2 learners"):
+    with pytest.raises(ValueError, match=r"\b1 task.*\b2 learners"):
         stack.begin([one])
-    with pytest.raises(TypeError, match=r"Task: .*stack\.begin\(tasks\)"):
+    with pytest.raises(TypeError, match=r"\bTask\b.*stack\.begin\(tasks\)"):
         stack.begin([one, rp.Task("plain", one.batches, one.loss)])  # pyright: ignore
-    with pytest.raises(ValueError, match=r"batches of 2 from 23 samples.*learner 1 of 3 from 23"):
+    with pytest.raises(ValueError, match=r"\b2\b.*\b23\b.*learner 1\b.*\b3\b.*\b23\b"):
         stack.begin([one, task_of(data, 1, batch=3)])
     assert all(learner.task is None for learner in stack.learners)  # none was begun
     stack.begin([one, task_of(data, 1, allowed=torch.tensor([True, True, True, False]))])
-    with pytest.raises(ValueError, match="'seed 1' of learner 1 has another loss than 'seed 1' of learner 0"):
+    with pytest.raises(ValueError, match=r"'seed 1'.*learner 1\b.*'seed 1'.*learner 0\b"):
         stack.epoch(torch.zeros(2, 5, dtype=torch.int64))
 
 
@@ -578,9 +578,9 @@ def test_orders_of_another_shape_or_out_of_range_are_an_error() -> None:
     stack = Stack([learner_of([], torch.device("cpu"), seed) for seed in range(2)])
     stack.begin([task_of(data_on(torch.device("cpu")), 1)] * 2)
     for orders in (torch.zeros(5).long(), torch.zeros(3, 5).long(), torch.zeros(2, 5), torch.zeros(2, 0).long()):
-        with pytest.raises(ValueError, match=r"orders are .*: give int64 \(2 members, samples\)"):
+        with pytest.raises(ValueError, match=r"orders.*int64.*\(2 members, samples\)"):
             stack.epoch(orders)
-    with pytest.raises(ValueError, match="orders go from 0 to 23, and tasks have 23 samples"):
+    with pytest.raises(ValueError, match=r"orders.*\b0\b.*\b23\b.*\b23 samples"):
         stack.epoch(torch.arange(24).expand(2, -1))
 
 
@@ -591,7 +591,7 @@ def test_a_method_that_changes_the_models_modules_is_found_out_at_the_next_epoch
     stack.begin([task])
     stack.epoch(orders)
     stack.begin([task])
-    with pytest.raises(RuntimeError, match="make a new Stack"):
+    with pytest.raises(RuntimeError, match=r"models.*stack"):
         stack.epoch(orders)
 
 

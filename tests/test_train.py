@@ -138,11 +138,11 @@ def test_the_order_of_the_data_depends_on_seed_task_and_epoch_alone() -> None:
 
 
 def test_a_place_that_is_not_in_the_stream_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"done=\(5, 0\), and there are 2 tasks"):
+    with pytest.raises(ValueError, match=r"\(5, 0\).*\b2 tasks"):
         rows_of(learner_of(settings()), stream(), settings(), done=(5, 0))
-    with pytest.raises(ValueError, match="there are 0 tasks"):
+    with pytest.raises(ValueError, match=r"\b0 tasks"):
         rows_of(learner_of(settings()), [], settings())
-    with pytest.raises(ValueError, match="the learner has begun no task: first"):
+    with pytest.raises(ValueError, match="load_state_dict"):
         rows_of(learner_of(settings()), stream(), settings(), done=(1, 1))
 
 
@@ -168,7 +168,7 @@ def test_any_stream_of_tasks_will_do() -> None:
 
 def test_a_task_without_batches_is_an_error_that_names_it() -> None:
     task = rp.Task("hollow", lambda generator: [], nn.functional.mse_loss)
-    with pytest.raises(ValueError, match="task 'hollow' has no batches"):
+    with pytest.raises(ValueError, match="'hollow'"):
         rows_of(learner_of(settings()), [task], settings())
 
 
@@ -221,7 +221,7 @@ def test_a_learner_that_goes_on_after_any_row_ends_as_one_that_never_stopped(at:
 
 
 def test_a_graph_needs_cuda() -> None:
-    with pytest.raises(ValueError, match='path = "graph" needs CUDA, and the model is on cpu: use "auto"'):
+    with pytest.raises(ValueError, match=r'"graph".*CUDA.*cpu.*"auto"'):
         rows_of(learner_of(settings()), stream(), settings(path="graph"))
 
 
@@ -329,7 +329,7 @@ def test_new_classes_of_tasks_that_add_none_are_refused() -> None:
         "plain", lambda generator: [(torch.randn(4, 1, 4, 4), torch.zeros(4).long())], nn.functional.cross_entropy
     )
     for task in (*stream(tasks=1), plain):
-        with pytest.raises(NotApplicable, match=f'classes = "new".*{task.name}.*class_incremental'):
+        with pytest.raises(NotApplicable, match=f'"new".*{task.name}.*class_incremental'):
             some_of(task, 10, classes="new")
 
 
@@ -386,7 +386,7 @@ def test_measures_may_be_of_the_test_set_and_several_have_moments_of_their_own()
     assert list(found) == [(0, 0), (0, 3), (1, 3), (2, 0), (2, 3)]
     assert {"gradient_norm", "test/gradient_norm"} <= found[2, 0].keys()
     assert found[2, 0]["gradient_norm"] != found[2, 0]["test/gradient_norm"]
-    with pytest.raises(ValueError, match=r"on = \['tests'\], and task 'permutation 1' is tested on test"):
+    with pytest.raises(ValueError, match=r"\['tests'\].*'permutation 1'.*\btest\b"):
         rows_of(learner_of(settings()), stream(), settings(), measuring=[Measuring(names=["srank"], on=["tests"])])
 
 
