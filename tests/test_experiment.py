@@ -120,8 +120,9 @@ def test_a_method_that_starts_later_can_be_stopped_before_it_does(method: str, t
             for _ in range(3):
                 running.advance()
             running.close()
-        statuses = finished(tmp_path / how, of)
+        statuses = finished(tmp_path / how, of, arms=["arm"])
         assert set(statuses.values()) == {"finished"}, read(tmp_path / how / "arm" / "seed-0").reason
+        assert len(statuses) == 1 + share  # the first task is a run of its own
         ends[how] = tmp_path / how / "arm" / "seed-0"
     assert same_end(ends["alone"], ends["shared"])
 
