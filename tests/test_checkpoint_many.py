@@ -153,6 +153,7 @@ def test_copies_are_found_without_comparing_each_with_each(tmp_path: Path, monke
     assert "0" not in twins_of(held[:5], held[:5])  # no tensor is a copy of itself
 
 
+@pytest.mark.slow
 def test_empty_tensors_take_little_memory_and_are_said(tmp_path: Path) -> None:
     number = 10_000
     path = written_as(tmp_path / "a.safetensors", each(number, layers__N__fc__weight=(0, 3), fc__weight=(2, 3)))
@@ -219,6 +220,7 @@ def test_convolutions_are_told_without_going_through_all_others() -> None:
     assert {one.name for one in asked} == {first.name}
 
 
+@pytest.mark.slow
 def test_weights_that_share_memory_are_found_without_comparing_each_with_each() -> None:
     """A hundred thousand; the pairs of these are five billion."""
     number = 100_000

@@ -40,6 +40,7 @@ def test_an_old_path_gives_the_module_that_took_its_place_and_warns(
     assert set(names) <= set(dir(module))
 
 
+@pytest.mark.slow
 def test_old_paths_work_in_every_form_of_import() -> None:
     program = """
 import warnings

@@ -132,6 +132,7 @@ def test_published_in_float64_is_the_plain_loop_to_float64() -> None:
     assert relative_error(polar(matrix, "published"), true) < 1e-14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(800, 800), (2400, 600)])
 def test_tf32_stays_near_the_plain_loop_and_leaves_torchs_setting_alone(shape: tuple, device: torch.device) -> None:
     matrix = torch.randn(shape, device=device)

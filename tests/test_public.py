@@ -41,12 +41,14 @@ def test_a_name_that_is_not_there_is_an_attribute_error(name: str) -> None:
         getattr(rp, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", ["import replastic", "from replastic import record, report"])
 def test_records_are_read_without_torch(statement: str) -> None:
     program = f"import sys; {statement}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_the_first_use_of_a_name_brings_it() -> None:
     program = "import replastic as rp; assert callable(rp.watch); import replastic.measures.watch; assert callable(rp.watch)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -17,8 +17,6 @@ from replastic.runs.run import Running
 from replastic.runs.spec import RunSpec
 from tests.test_experiment import ACTING, experiment, finished, rows_file, same_end
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_run_that_diverges_is_recorded_as_such_and_stops(tmp_path: Path) -> None:
     of = experiment(
@@ -100,6 +98,7 @@ def test_another_experiment_in_the_same_folder_is_refused_and_nothing_is_touched
     assert rows_file(tmp_path / "base" / "seed-0") == before
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_write_to_one_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     running = Running(RunSpec(experiment(), "base", 0), tmp_path)
     running.advance()
@@ -173,6 +172,7 @@ def test_a_checkpoint_that_was_forged_fails_with_its_name_and_the_run_goes_on_wi
 LONG = {"protocol": {"tasks": 20, "epochs": 8, "samples": 300}}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="forks, which CUDA forbids; tests/test_cli.py kills a new process")
 def test_a_run_that_is_killed_ten_times_ends_with_the_rows_of_one_that_was_not(tmp_path: Path) -> None:
     of = experiment({"CBP": {"name": "cbp", **ACTING["cbp"]}}, **LONG)

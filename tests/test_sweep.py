@@ -27,8 +27,6 @@ from replastic.runs.spec import RunSpec, first_task_of, runs_of
 from replastic.runs.sweep import Local, OnRay, OnSlurm, Outcome, sweep
 from replastic.runs.sweep.call import experiment_of, perform, plain
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +70,7 @@ BROKEN = {"broken": {"training": {"batch": 359}}}  # its last batch is one sampl
 ONE = {"threads": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("on", "options"), [("local", {}), ("ray", {}), ("slurm", {"cluster": "local"})], ids=["local", "ray", "submitit"]
 )
@@ -94,6 +93,7 @@ def test_every_engine_gives_the_rows_of_runs_in_one_process(on: str, options: di
     assert used == {max(1, len(os.sched_getaffinity(0)) // 2) if on == "local" else 1}
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_reported_the_others_finish_and_retry_runs_it_again_and_only_it(tmp_path: Path) -> None:
     arms = {"base": {}, **BROKEN, "stuck": {"name": "l2"}, "wrong": {"name": "fire", "where": "nowhere"}}
     experiment = parse(tiny(arms, seeds=[1], model=NORMED, **ALONE))
@@ -136,6 +136,7 @@ def wait_for(what: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_takes_one_run_down_and_the_next_sweep_goes_on_with_it_bit_for_bit(tmp_path: Path) -> None:
     experiment = parse(tiny(LONG, epochs=40, seeds=[1], **ALONE))
     victim = tmp_path / "out" / "victim" / "seed-1"
@@ -163,6 +164,7 @@ def call_of(experiment: Experiment, arm: str, out: Path, seed: int = 1) -> Any:
     return Call(plain(experiment, arm), arm, seed, out=str(out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "jobs"),
     [
@@ -218,6 +220,7 @@ def write_toml(path: Path, table: Mapping[str, Any]) -> None:
     path.write_text("".join(f"{key} = {text(value)}\n" for key, value in table.items()))
 
 
+@pytest.mark.slow
 def test_first_tasks_are_trained_once_and_one_that_fails_stops_nobody(tmp_path: Path) -> None:
     experiment = parse(tiny())
     firsts = {run.seed: first_task_of(run) for run in runs_of(experiment)}
@@ -409,6 +412,7 @@ def test_slurm_needs_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         sweep(parse(tiny()), tmp_path / "out", on="slurm")
 
 
+@pytest.mark.slow
 def test_slurm_is_asked_for_what_the_options_say_and_a_lost_job_is_a_killed_run(tmp_path: Path, monkeypatch: Any) -> None:
     """With programs that only pretend to be SLURM's: what submitit asks them for is what is tested."""
     for name, text in (
@@ -431,6 +435,7 @@ def test_slurm_is_asked_for_what_the_options_say_and_a_lost_job_is_a_killed_run(
         assert f"#SBATCH --{line}\n" in script
 
 
+@pytest.mark.slow
 def test_a_job_that_has_to_make_room_goes_on_with_the_same_run(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     from replastic.runs.sweep.on_slurm import Job
