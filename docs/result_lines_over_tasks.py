@@ -198,8 +198,8 @@ def _mass_as_released(spectrum: Mapping[str, Any]) -> float:
 
 @cache
 def _of_density(nodes: tuple[float, ...], weights: tuple[float, ...], resolution: float) -> float:
-    rows = (torch.tensor([values], dtype=torch.float64) for values in (nodes, weights))
-    return SpectralDensity(*rows, len(nodes), resolution).epsilon_mass_as_released().value
+    at, shares = (torch.tensor([values], dtype=torch.float64) for values in (nodes, weights))
+    return SpectralDensity(at, shares, len(nodes), resolution).epsilon_mass_as_released().value
 
 
 RECORDED, RELEASED = "hessian_epsilon_mass", "hessian_epsilon_mass_as_released"
