@@ -39,7 +39,7 @@ files = Path(folder).glob("*.safetensors") if what == "load" else ()
 kept = [value.clone() for file in files for value in safetensors.torch.load_file(file).values()]
 if what == "inspect":
     rp.checkpoint.inspect(folder, where="model.layers.3.mlp.up_proj")
-else:
+elif what == "fire":
     rp.checkpoint.fire(folder, out, where=some, method="published", steps=1)
 print(json.dumps({"growth": peak() - before, "total": peak()}))
 """

@@ -97,7 +97,7 @@ def test_a_person_at_a_terminal_sees_bars_and_then_the_result(long_file: str, tm
     fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 110, 0, 0))
-    given = ["--set", "checkpoints.minutes=10.0", "--set", "protocol.epochs=100"]  # so that there is time to look
+    given = ["--set", "checkpoints.minutes=10.0", "--set", "protocol.epochs=60"]  # so that there is time to look
     process = started(
         "run", long_file, "-o", str(tmp_path / "out"), *given, stdin=follower, stdout=follower, stderr=follower
     )
@@ -126,7 +126,7 @@ def test_a_person_at_a_terminal_sees_bars_and_then_the_result(long_file: str, tm
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_and_ends_as_one_that_was_not(long_file: str, tmp_path: Path, capsys: Any) -> None:
-    given = ["--arm", "FIRE", "--device", "cpu", "--set", "protocol.epochs=60"]  # so that it is killed before its end
+    given = ["--arm", "FIRE", "--device", "cpu", "--set", "protocol.epochs=30"]  # so that it is killed before its end
     assert main(["run", long_file, "-o", str(tmp_path / "whole"), *given]) == 0
     killed = started("run", long_file, "-o", str(tmp_path / "out"), *given, stdout=subprocess.DEVNULL)
     folder = tmp_path / "out" / "FIRE" / "seed-1"
