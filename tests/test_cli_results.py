@@ -85,7 +85,7 @@ def test_compare_prints_arms_with_n_spread_and_a_paired_test(tmp_path: Path, cap
     assert second.split()[0] == "base"
     assert "paired t-test" in note
     assert main(["compare", str(tmp_path / "out"), "--metric", "tset_accuracy"]) == 2
-    assert "give one of validation_accuracy, test_accuracy" in capsys.readouterr().err
+    assert "validation_accuracy, test_accuracy" in capsys.readouterr().err
     assert main(["compare", str(tmp_path / "out"), "--baseline", "bsae"]) == 2
     assert "--baseline 'bsae': did you mean 'base'?" in capsys.readouterr().err
 

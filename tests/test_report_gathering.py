@@ -39,7 +39,7 @@ def test_a_folder_that_is_given_twice_or_inside_another_counts_once(tmp_path: Pa
 def test_the_same_arm_and_seed_in_two_folders_is_an_error_that_names_both(tmp_path: Path) -> None:
     (one,) = write(tmp_path / "a", run_of("base", 1, rows_of([0.1])))
     (other,) = write(tmp_path / "b", run_of("base", 1, rows_of([0.2])))
-    with pytest.raises(OptionError, match="are both 'base' with seed 1 of 'study': give one folder") as problem:
+    with pytest.raises(OptionError, match="'base' with seed 1 of 'study'") as problem:
         gather([tmp_path])
     assert str(one) in str(problem.value)
     assert str(other) in str(problem.value)
@@ -49,7 +49,7 @@ def test_names_that_cannot_be_meant_are_errors_that_say_what_can(tmp_path: Path)
     write(tmp_path, *arm_of("base"), *arm_of("FIRE"), run_of("first task 1", 1, rows_of([0.1]), tasks=1))
     with pytest.raises(OptionError, match=r"--baseline 'fier': did you mean 'FIRE'\? \(there are FIRE, base\)"):
         gather([tmp_path], baseline="fier")
-    with pytest.raises(ValueError, match="has no 'test_acuracy': give one of test_accuracy"):
+    with pytest.raises(ValueError, match=r"'test_acuracy'.* test_accuracy"):
         gather([tmp_path], metric="test_acuracy")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         gather([tmp_path / "nowhere"])
@@ -72,8 +72,8 @@ def test_what_cannot_be_read_or_was_not_written_by_replastic_is_a_problem_and_no
     assert list(study.arms["base"]) == [1, 4, 5]
     assert len(problems) == 6
     assert all(str(place) in problem for place, problem in zip([places[1], places[2], *places[5:]], problems, strict=True))
-    assert "line 1 does not say of which task and epoch it is" in problems[2]
-    assert "has finished, and no row of it is of an epoch" in problems[4]
+    assert "rows.jsonl line 1 " in problems[2]
+    assert f"{places[7]} has finished" in problems[4]
     assert 'seed is "nine"' in problems[5]
 
 

@@ -81,7 +81,7 @@ def test_a_figure_that_is_not_finite_does_not_stop_the_others(value: float) -> N
 
 def test_a_figure_that_was_not_recorded_is_an_error_that_names_those_that_were(tmp_path: Path) -> None:
     write(tmp_path, run_of("arm", 1, rows_of([0.5]), about={"metric": "full_accuracy"}))
-    with pytest.raises(ValueError, match=r"has no 'full_accuracy': give one of test_accuracy, as --metric"):
+    with pytest.raises(ValueError, match=r"'full_accuracy'.* test_accuracy .*--metric"):
         gather([tmp_path])
     write(tmp_path / "other", run_of("arm", 2, rows_of([0.5], "full_accuracy"), about={"metric": "full_accuracy"}))
     (study,), (problem,) = gather([tmp_path])
@@ -120,4 +120,5 @@ def test_a_run_without_the_metric_is_a_problem_and_not_the_end_of_a_command(tmp_
     write(tmp_path, run_of("base", 1, rows_of([0.5], "online_accuracy")))
     lines, (problem,) = summary_lines(tmp_path)
     assert lines == []
-    assert "has no 'test_accuracy': give one of online_accuracy" in problem
+    assert "'test_accuracy'" in problem
+    assert "online_accuracy" in problem

@@ -334,7 +334,7 @@ def test_best_goes_by_validation_even_where_the_test_set_says_otherwise(tmp_path
 
 def test_best_refuses_without_validation_images(tmp_path: Path) -> None:
     write_runs(parse(tiny(GRID)), tmp_path, lambda run: [{"task": 0, "epoch": 1, "test_accuracy": 0.5}])
-    with pytest.raises(OptionError, match=r"never chosen by the test set: set \[data\] validation = 5000"):
+    with pytest.raises(OptionError, match=r"validation_accuracy.*\[data\] validation = 5000"):
         best(tmp_path)
 
 
@@ -353,7 +353,7 @@ def test_best_compares_points_on_the_seeds_that_all_have_and_divergence_is_worst
     assert (found.arm, found.n, found.score) == (large, 2, pytest.approx(0.15))
     for folder in tmp_path.glob("redo*0.1*/seed-*"):
         (folder / "end.json").unlink(missing_ok=True)
-    with pytest.raises(OptionError, match=r"no seed in common that has ended .*--retry"):
+    with pytest.raises(OptionError, match=r"'redo'.* has 0 .*--retry"):
         best(tmp_path)
 
 
@@ -361,13 +361,13 @@ def test_best_says_what_it_lacks(tmp_path: Path) -> None:
     row = {"task": 0, "epoch": 1, "validation_accuracy": 0.5}
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         best(tmp_path / "nowhere")
-    with pytest.raises(OptionError, match="has no runs: give the folder that replastic run or sweep wrote to"):
+    with pytest.raises(OptionError, match=r"has no runs: .*--out"):
         best(tmp_path)
     write_runs(parse(tiny()), tmp_path / "plain", lambda run: [row])
     with pytest.raises(OptionError, match="has no runs of a grid"):
         best(tmp_path / "plain")
     write_runs(parse(tiny(GRID, metric="full_accuracy")), tmp_path / "metric", lambda run: [row])
-    with pytest.raises(OptionError, match="metric = 'full_accuracy', of which there is none on validation images"):
+    with pytest.raises(OptionError, match=r"metric = 'full_accuracy'.*validation"):
         best(tmp_path / "metric")
     write_runs(parse(tiny(GRID)), tmp_path / "wild", lambda run: None)
     with pytest.raises(OptionError, match="every point of 'redo' diverged"):

@@ -1,4 +1,7 @@
-"""How far runs are: bars on a terminal, lines elsewhere. It reads their records, so it does not matter who writes them."""
+"""Show the progress of runs: bars on a terminal, lines elsewhere.
+
+It is read from their records, so any process may write them.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ from ..runs.live import LiveView
 from .console import console, print_line, with_bars
 
 log = logging.getLogger("replastic")
-_EVERY = 0.3  # seconds from look to look, at least
-_PATIENCE = 20  # times as long as a look took: on a slow disk looking must not be what it is busy with
+_EVERY = 0.3  # seconds between reads, at least
+_PATIENCE = 20  # times the duration of a read: on a slow disk the program must not be busy with reading
 _SILENCE = 10.0  # seconds without a line, where there are no bars
 _RUNS = 8  # bars at most
-_WIDE = 100  # columns of a terminal, from which on there is room for the time that has passed
+_WIDE = 100  # columns of a terminal that also has room for the elapsed time
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """While it is entered, somebody is told how far runs are.
+    """A context manager that shows the progress of runs while its body runs.
 
-    folders: of the runs. first: of those that share a first task with others, the folder of that task's run. metric: the
-    figure to show. retry: runs that have failed are tried again. view: also gets every row.
+    folders: the folders of the runs. first: for each run that shares its first task with others, the folder of that task's
+    run. metric: the figure to show. retry: whether failed runs are tried again. view: also receives every row.
     """
 
     def __init__(
@@ -52,13 +55,13 @@ class Progress(AbstractContextManager["Progress"]):
     def __enter__(self) -> Progress:
         before = sum(not self._following.follows(run) for run in self._counted)
         if before:
-            print_line(f"{before} of {len(self._counted)} runs had ended before")
+            print_line(f"{before} of {len(self._counted)} runs had already ended")
         self._shown.begin(self._counted, before)
         self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with ExitStack() as last:  # whatever goes wrong, the terminal is left as it was found
+        with ExitStack() as last:  # the terminal is restored after any error
             last.callback(self._shown.end)
             last.callback(self._tell_view, "close")
             self._stop.set()
@@ -73,7 +76,7 @@ class Progress(AbstractContextManager["Progress"]):
             took = time.monotonic() - start
 
     def _look(self) -> None:
-        with suppress(OSError):  # a screen that cannot be written to is no reason to stop training
+        with suppress(OSError):  # training does not stop if the screen cannot be written to
             self._look_and_tell()
 
     def _look_and_tell(self) -> None:
@@ -87,25 +90,25 @@ class Progress(AbstractContextManager["Progress"]):
                 self._tell_view("end", run)
 
     def _tell_view(self, what: str, *given: Any) -> None:
-        """A view is for looking: what goes wrong there is said once, and stops nothing."""
+        """An error in a live view is reported once and stops no run."""
         if self._view is not None:
             try:
                 getattr(self._view, what)(*given)
             except Exception as problem:
                 self._view = None
                 what = f"{type(problem).__name__}: {problem}"
-                log.warning("the live view has failed, and the runs go on without it: %s", what)
+                log.warning("the live view failed, and the runs continue without it: %s", what)
 
 
 class _Lines:
-    """A line when a run ends, and one now and then in between."""
+    """A line when a run ends, and now and then one in between."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self._ended: set[int] = set()
         self._before = 0
         self._last = time.monotonic()
-        self._since: float | None = None  # when the first run began that is no shared first task
+        self._since: float | None = None  # when the first run began, shared first tasks aside
 
     def begin(self, counted: Sequence[Followed], before: int) -> None:
         self._before = before
@@ -134,7 +137,7 @@ class _Lines:
 
 
 class _Bars:
-    """A bar for all runs together, and one for each that goes on."""
+    """A bar for all runs together, and one for each active run."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
@@ -181,7 +184,7 @@ class _Bars:
 
 
 def _behind(run: Followed) -> float:
-    """The share of a run that nobody has to wait for any more: of one that failed, all."""
+    """The share of a run that need not be waited for any more; 1 if it has ended, also if it failed."""
     return 1.0 if run.ended else run.done
 
 
@@ -190,7 +193,7 @@ def _place(run: Followed, metric: str) -> str:
 
 
 def _where(run: Followed, *, short: bool = False) -> str:
-    """As in "task 3 of 40, epoch 7 of 15"."""
+    """For example "task 3 of 40, epoch 7 of 15"."""
     epochs, row = run.epochs, run.row
     if "task" not in row or "epoch" not in row:
         return "begins"

@@ -1,4 +1,4 @@
-"""Runs while they go on: the rows that have come since one looked last."""
+"""Follow runs while they are written: the rows that are new since the last look."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .schema import RESUME, ROW, parsed
 
 @dataclass
 class Followed:
-    """A run that may not have begun yet. about: what its record says of it, once there is one. status: "" until then."""
+    """A run, which may not have started yet. Until it has a record, about is empty and status is ""."""
 
     folder: Path
-    first: Followed | None = None  # the run of a first task that it shares with others, and adopts if that has finished
+    first: Followed | None = None  # the run of a first task that it shares; it starts from it if that has finished
     about: dict[str, Any] = field(default_factory=dict)  # as in run.json
     row: dict[str, Any] = field(default_factory=dict)  # the last one
-    rows: int = 0  # how many there are, up to `row`
+    rows: int = 0  # number of rows, up to and including `row`
     status: str = ""
-    moved: bool = False  # whether anything was written since it is followed
-    begun: float = 0.0  # what was done of it before
-    _read: int = 0  # bytes of its rows
-    _resumes: int = 0  # bytes of what says where it was resumed
+    moved: bool = False  # whether anything was written since following began
+    begun: float = 0.0  # the share that was done before following began
+    _read: int = 0  # bytes read of rows.jsonl
+    _resumes: int = 0  # bytes read of resumes.jsonl
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Its arm and seed, for display."""
         return f"{self.about['arm']}, seed {self.about['seed']}" if self.about else str(self.folder)
 
     @property
@@ -39,7 +39,7 @@ class Followed:
 
     @property
     def done(self) -> float:
-        """The share of its epochs that is behind it; those of a first task that it adopts are not counted."""
+        """The share of its epochs that it has trained; those of a shared first task are not counted."""
         if self.status == "finished":
             return 1.0
         epochs = self.epochs
@@ -51,14 +51,14 @@ class Followed:
 
     @property
     def epochs(self) -> list[int]:
-        """Of each task; empty if it is not known."""
+        """The number of epochs of each task; empty if that is not known."""
         about = self.about.get("about", {})
         epochs, tasks = about.get("epochs", []), about.get("tasks", 0)
         return list(epochs) if isinstance(epochs, list) else [epochs] * tasks
 
 
 class Following:
-    """Rows of runs as they are written, by whatever process.
+    """Read the rows of runs as they are written, by this process or another.
 
     >>> import tempfile
     >>> from replastic.record import Record
@@ -69,9 +69,9 @@ class Following:
     ...     [(run.name, row["loss"]) for run, row in following.news()]
     [('fire, seed 0', 2.3)]
 
-    whole: also the rows that were there before, of runs that have not ended.
-    retry: runs that have failed will be tried again; what has ended otherwise is not looked at any more.
-    first: by the folders of runs that share a first task with others, the folder of that task's run. It is followed, too.
+    whole: report also the rows that were there before, of runs that have not ended.
+    retry: failed runs will be tried again, so follow them, too; runs that have ended otherwise are not followed.
+    first: for each run that shares its first task with others, the folder of that task's run. It is followed, too.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Following:
         self._going = [run for run in self.runs if not run.ended or (retry and run.status == "failed")]
 
     def follows(self, run: Followed) -> bool:
-        """Whether more may come of it."""
+        """Whether the run may still write rows."""
         return any(run is one for one in self._going)
 
     def news(self) -> Iterator[tuple[Followed, dict[str, Any]]]:
-        """What has come since the last call, run by run; `status` and `row` are up to date afterwards."""
+        """The rows that are new since the last call, run by run. Also updates `status` and `row` of each run."""
         for run in list(self._going):
-            # Damaged, or being replaced: whoever writes it, or reads it as a whole, will say so.
+            # A damaged or half-replaced file is reported by the process that writes it, and by `read`.
             with suppress(OSError, ValueError):
                 yield from self._news_of(run)
             if run.ended and run.moved:
@@ -117,7 +117,7 @@ class Following:
             if not (run.folder / "run.json").exists():
                 return
             run.about, run.moved = read_run(run.folder), True
-        status = read_end(run.folder)["status"]  # before the rows, which are all there when it has ended
+        status = read_end(run.folder)["status"]  # read before the rows: once a run has ended, all of its rows are there
         for row in self._new_rows(run):
             run.row, run.moved, run.rows = row, True, run.rows + 1
             yield run, row
@@ -126,7 +126,7 @@ class Following:
 
     def _new_rows(self, run: Followed) -> Iterator[dict[str, Any]]:
         path = run.folder / "rows.jsonl"
-        if _size(run.folder / "resumes.jsonl") != run._resumes:  # rows behind its checkpoint come again
+        if _size(run.folder / "resumes.jsonl") != run._resumes:  # rows after its checkpoint are written again
             self._go_back(run)
         size = _size(path)
         if size <= run._read:
@@ -140,7 +140,7 @@ class Following:
             yield parsed(line, ROW)
 
     def _go_back(self, run: Followed) -> None:
-        """To where it was resumed."""
+        """Go back to the row at which the run was resumed."""
         resumes = run.folder / "resumes.jsonl"
         whole = read_bytes(resumes).rpartition(b"\n")[0].splitlines()
         if whole:
@@ -149,7 +149,7 @@ class Following:
             run.begun, run.moved = min(run.begun, run.done), True
 
     def _go_to(self, run: Followed, count: int | None = None) -> None:
-        """Behind so many rows, or all that are there: only the last of them is parsed."""
+        """Skip `count` rows, or all; only the last of them is parsed."""
         path = run.folder / "rows.jsonl"
         lines = (read_bytes(path) if path.exists() else b"").split(b"\n")[:-1][:count]
         run._read, run.rows = sum(len(line) + 1 for line in lines), len(lines)

@@ -1,4 +1,4 @@
-"""What the files of a run hold, checked once, where they are read. Writers write this; further keys may be there."""
+"""The contents of a run's files, checked once, when they are read. Files may have further keys."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 ENDINGS = ("finished", "diverged", "failed")
-_DEEPEST = 100  # lists and tables in each other; Python's own functions end at some 1000
-_DIGITS = 300  # of a whole number; with 309 it is larger than every float
+_DEEPEST = 100  # levels of nested lists and tables; Python's own functions fail at about 1000
+_DIGITS = 300  # of an integer; one with 309 digits is larger than any float
 _MANY_DIGITS = re.compile(rf"\d{{{_DIGITS + 1}}}")
 _MANY_DIGITS_IN_BYTES = re.compile(_MANY_DIGITS.pattern.encode())
 _MOST_TASKS = 10**7
-_MOST = 10**15  # epochs, steps, lines, bytes: floats count further
+_MOST = 10**15  # epochs, steps, lines, bytes; a float still counts these exactly
 
 
 @dataclass(frozen=True)
 class _Is:
-    """A plain value, in words and as a check."""
+    """A kind of plain value: its description and its check."""
 
     said: str
     holds: Callable[[Any], bool]
@@ -37,13 +37,13 @@ def _is_spectrum(value: Any) -> bool:
 
 
 def _whole(most: int) -> _Is:
-    return _Is(f"a whole number from 0 to {most:,}", lambda value: type(value) is int and 0 <= value <= most)
+    return _Is(f"an integer from 0 to {most:,}", lambda value: type(value) is int and 0 <= value <= most)
 
 
 ANYTHING = _Is("anything", lambda value: True)
 _NULL = _Is("null", lambda value: value is None)
 TEXT = _Is("a text", lambda value: isinstance(value, str))
-_INTEGER = _Is("a whole number", lambda value: type(value) is int)
+_INTEGER = _Is("an integer", lambda value: type(value) is int)
 _NUMBER = _Is("a number", _is_number)
 _FIGURE = _Is("a number or null", lambda value: value is None or _is_number(value))
 _SECONDS = _Is("a number of seconds", lambda value: _is_number(value) and 0 <= value < math.inf)
@@ -51,8 +51,8 @@ _COUNT = _whole(_MOST)
 _FLAG = _Is("true or false", lambda value: type(value) is bool)
 _SPECTRUM = _Is("nodes and as many weights", _is_spectrum)
 
-# A dict is a table: keys that end in "?" may be missing, "*x" stands for all keys that end in x. [kind] is a list of such
-# values, and a tuple has the kinds of which one must fit.
+# A dict describes a table: keys that end in "?" are optional, and "*x" stands for all keys that end in x. [kind] is a list
+# of values of one kind; a value described by a tuple must be of one of its kinds.
 MARK = {"lines": _COUNT, "bytes": _COUNT, "sha256": TEXT}
 RUN = {
     "format": TEXT,
@@ -81,10 +81,10 @@ ROW = {
 TIME = _SECONDS
 RESUME = {"rows": _COUNT}
 NOTE = {"position": {"*": _COUNT}, "seconds": _SECONDS, "rows": MARK, "times": MARK}
-STATE = {"learner": {"steps": _COUNT, "task_number": _INTEGER, "seed": _INTEGER}, "random": {}}  # of a run's checkpoint
+STATE = {"learner": {"steps": _COUNT, "task_number": _INTEGER, "seed": _INTEGER}, "random": {}}  # in a run's checkpoint
 LOCK = {"pid": _COUNT, "host": TEXT}
-STAMPED = {"commit": TEXT, "dirty": _FLAG, "sha256": TEXT}  # of a copy of a checkout
-PACK = {"format": TEXT, "files": _COUNT}  # the first line of a packed file, then one of these for each file in it
+STAMPED = {"commit": TEXT, "dirty": _FLAG, "sha256": TEXT}  # next to a copy of a checkout
+PACK = {"format": TEXT, "files": _COUNT}  # the first line of a packed file; each further line is a PACKED_FILE
 PACKED_FILE = {"path": TEXT, "text": TEXT}
 SNAPSHOT = {
     "format": TEXT,
@@ -97,18 +97,18 @@ Kind = Any
 
 
 def parsed(text: bytes | str, kind: Kind) -> Any:
-    """What a text of JSON says; ValueError with what is wrong if it is not of this kind, or nobody could work with it."""
+    """Parse JSON; ValueError says what is wrong if the value is not of this kind, too deeply nested or too large."""
     many = _MANY_DIGITS.search(text) if isinstance(text, str) else _MANY_DIGITS_IN_BYTES.search(text)
     value = loaded(text, parse_int=_int) if many else loaded(text)
     marks = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
     if sum(map(text.count, marks)) > _DEEPEST and _is_deep(value, _DEEPEST):  # pyright: ignore[reportArgumentType]
-        raise ValueError(f"lists or tables lie in each other more than {_DEEPEST} deep")
+        raise ValueError(f"lists or tables are nested more than {_DEEPEST} levels deep")
     check(value, kind)
     return value
 
 
 def written(value: Any, kind: Kind, what: str) -> str:
-    """As a text of JSON that can be read back; ValueError if `what` is not of this kind."""
+    """JSON that can be read back; ValueError, which names `what`, if the value is not of this kind."""
     text = json.dumps(value)
     try:
         parsed(text, kind)
@@ -118,15 +118,15 @@ def written(value: Any, kind: Kind, what: str) -> str:
 
 
 def loaded(text: bytes | str, **options: Any) -> Any:
-    """What a text of JSON says, whatever that is."""
+    """Parse JSON without checking the value."""
     try:
         return json.loads(text, **options)
     except RecursionError:
-        raise ValueError("lists or tables lie in each other too deep to be read") from None
+        raise ValueError("lists or tables are nested too deep to be read") from None
 
 
 def check(value: Any, kind: Kind, path: str = "") -> None:
-    """ValueError that says where a value is not of its kind."""
+    """Raise a ValueError with the place at which a value is not of its kind."""
     if isinstance(kind, tuple):
         kind = next((one for one in kind[:-1] if _fits(value, one)), kind[-1])
     if isinstance(kind, _Is):
@@ -176,7 +176,7 @@ def _is_deep(value: Any, left: int) -> bool:
 
 def _int(digits: str) -> int:
     if len(digits) > _DIGITS:
-        raise ValueError(f"a whole number has {len(digits)} digits")
+        raise ValueError(f"an integer has {len(digits)} digits")
     return int(digits)
 
 

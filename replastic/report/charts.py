@@ -1,4 +1,4 @@
-"""A figure of the rows as a chart, or as bars where there is no curve."""
+"""A figure as a chart over tasks or epochs, or as bars if there are too few points for a curve."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .estimates import Centre, estimate
 from .gathering import Study
 from .items import Bar, Bars, Chart
 
-FEW = 2  # places; over so few there is no curve
+FEW = 2  # places; these are too few for a curve
 _TITLES: dict[Moment, str] = {
     "end": "{} at the end of each task",
     "epoch": "{} in each epoch",
@@ -31,7 +31,7 @@ def chart(
     if smooth:
         notes.append(
             f"Smoothed: each seed by a Savitzky-Golay filter of second order over {odd(smooth)} points, also across "
-            "boundaries; what is shorter is not."
+            "boundaries; shorter stretches are not."
         )
     if thinned(found):
         notes.append("Thinned: not every point is drawn.")
@@ -51,7 +51,7 @@ def chart(
 def chart_or_bars(
     study: Study, figure: str, moment: Moment, section: str, kind: Centre, *, smooth: int = 0, note: str = ""
 ) -> Chart | Bars | None:  # fmt: skip
-    """The chart; or, of a figure that was taken at so few places that there is no curve, bars for the last of them."""
+    """A chart; or, if the figure was measured at too few places for a curve, bars for the last of them."""
     made = chart(study, figure, moment, section, kind, smooth=smooth, note=note)
     places = {place for line in made.lines for place in line.x} if made else set()
     if made is None or len(places) > FEW:

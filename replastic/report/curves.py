@@ -16,13 +16,13 @@ from .items import Line
 
 Moment = Literal["start", "end", "epoch", "last"]
 Row = Mapping[str, Any]
-_POINTS = 300  # on a page a curve with more is not told from one with fewer
+_POINTS = 300  # more cannot be seen on a page
 _DRAWS = 1000
-_ORDER = 2  # of the polynomial that smooths
+_ORDER = 2  # of the smoothing polynomial
 
 
 class Curve(NamedTuple):
-    """One arm's: x (points), values (seeds, points), NaN where a run has none."""
+    """The curve of an arm: x (points), values (seeds, points); NaN where a run has no value."""
 
     arm: str
     x: np.ndarray
@@ -30,7 +30,7 @@ class Curve(NamedTuple):
 
 
 def of_row(figure: str) -> Callable[[Row], Any]:
-    """What reads a figure from a row; a measure's name begins with "measures."."""
+    """A function that reads a figure from a row; names of measures begin with "measures."."""
     if figure.startswith("measures."):
         name = figure.removeprefix("measures.")
         return lambda row: row.get("measures", {}).get(name)
@@ -38,11 +38,11 @@ def of_row(figure: str) -> Callable[[Row], Any]:
 
 
 def curves(study: Study, figure: str, moment: Moment) -> list[Curve]:
-    """A figure in every arm that has it.
+    """The curves of a figure, in every arm that has it.
 
-    moment: "start", right after each boundary, over tasks; "end", in the last row of each task, over tasks; "epoch", in each
-        row behind the boundary's, over the epochs of the stream; "last", the same over those of the last task. A
-        task in the midst of which a run stopped has no end.
+    moment: "start", right after each boundary, over tasks; "end", in the last row of each task, over tasks; "epoch", in
+        every row except those right after a boundary, over the epochs of the stream; "last", the same over the epochs of
+        the last task. A task in which a run stopped has no end.
     """
     found = []
     for arm, runs in study.arms.items():
@@ -54,7 +54,7 @@ def curves(study: Study, figure: str, moment: Moment) -> list[Curve]:
 
 
 def points_of(run: Run, figure: str, moment: Moment) -> Iterator[tuple[int, float]]:
-    """Place and value; tasks are counted from 1, as people do."""
+    """Places on the x axis and values; tasks are counted from 1."""
     get, before = of_row(figure), 0
     tasks = run.about.get("tasks") or max((row["task"] + 1 for row in run.rows), default=0)
     for row, after in zip_longest(run.rows, run.rows[1:]):
@@ -68,20 +68,20 @@ def points_of(run: Run, figure: str, moment: Moment) -> Iterator[tuple[int, floa
 
 
 def _is_whole(run: Run, task: int, epoch: int) -> bool:
-    """Whether a run's last task was trained to its end, though perhaps not the run."""
+    """Whether the last task of a run was trained to its end, even if the run was not."""
     lengths = run.about.get("epochs")
     return run.status == "finished" or epoch in (lengths[task : task + 1] if isinstance(lengths, list) else [lengths])
 
 
 def boundaries(study: Study) -> list[int]:
-    """Where tasks begin, in epochs of the stream, in the run that went furthest; without the first."""
+    """Where tasks begin, in epochs of the stream, in the longest run; the first task is left out."""
     longest = max(study.runs, key=lambda run: len(run.rows))
     ends = {row["task"]: row["epoch"] for row in longest.rows}
     return [int(place) for place in np.cumsum(list(ends.values()))[:-1]]
 
 
 def lines(found: Iterable[Curve], kind: Centre, *, smooth: int = 0) -> list[Line]:
-    """Curves with their bands, thinned to what can be seen. smooth: the window, in points; 0: not."""
+    """Curves with their bands, thinned to what can be seen. smooth: the window in points, or 0."""
     return [_line(curve, kind, smooth) for curve in found]
 
 
@@ -93,27 +93,27 @@ def _line(curve: Curve, kind: Centre, smooth: int) -> Line:
 
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """Each seed's values by a Savitzky-Golay filter of second order; stretches that are shorter stay as they are."""
+    """The values of each seed, smoothed by a Savitzky-Golay filter of second order; shorter stretches are unchanged."""
     savgol_filter = needed("scipy.signal", "report", "smoothing").savgol_filter
     window, result = odd(window), values.copy()
     for row in result:
         ends = np.flatnonzero(np.diff(np.isfinite(row), prepend=False, append=False))
-        for start, end in ends.reshape(-1, 2):  # where it is finite; the run may have stopped before others
+        for start, end in ends.reshape(-1, 2):  # finite stretches; a run may have stopped before others
             if end - start >= window > _ORDER:
                 row[start:end] = savgol_filter(row[start:end], window, _ORDER)
     return result
 
 
 def odd(window: int) -> int:
-    """The window that is taken, which must have a middle."""
+    """The window that is used: it must have a middle."""
     return window + 1 - window % 2
 
 
 def can_smooth(found: Iterable[Curve], window: int) -> bool:
-    """Whether any of the curves is as long as the window."""
+    """Whether any curve is at least as long as the window."""
     return any(len(curve.x) >= odd(window) for curve in found)
 
 
 def thinned(found: Iterable[Curve]) -> bool:
-    """Whether `lines` shows fewer points than there are."""
+    """Whether `lines` leaves points out."""
     return any(len(curve.x) > _POINTS for curve in found)

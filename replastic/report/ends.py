@@ -1,4 +1,4 @@
-"""A run's figure at the end of each of its tasks."""
+"""The figure of a run at the end of each of its tasks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import statistics
 
 from ..record import Run
 
-_EPOCHS = 5  # at most, of a task's last tenth: single epochs swing
+_EPOCHS = 5  # at most, from the last tenth of a task: single epochs are noisy
 
 
 def task_ends(run: Run, metric: str) -> list[float]:
-    """The figure at the end of each task; ValueError if one has none."""
+    """The figure at the end of each task; ValueError if a task lacks it."""
     tasks: dict[int, list[dict]] = {}
     for row in run.rows:
         if row["epoch"] > 0:
@@ -19,7 +19,7 @@ def task_ends(run: Run, metric: str) -> list[float]:
     for rows in tasks.values():
         if not isinstance(rows[-1].get(metric), int | float):
             known = ", ".join(name for name in rows[-1] if name.endswith(("accuracy", "loss")))
-            raise ValueError(f"{run.folder} has no {metric!r}: give one of {known}, as --metric or as metric in the file")
+            raise ValueError(f"{run.folder} has no {metric!r}: choose one of {known} by --metric or metric in the file")
         last = rows[-1]["epoch"]
         counted = max(1, min(_EPOCHS, last // 10))
         values = [row.get(metric) for row in rows if row["epoch"] > last - counted]

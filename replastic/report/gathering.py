@@ -1,4 +1,4 @@
-"""Runs that belong together, from the folders that they were written to, or from packed files."""
+"""Group runs by experiment, read from folders or packed files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .ends import task_ends
 
 @dataclass(frozen=True)
 class Study:
-    """The runs of one experiment: by arm, and in an arm by seed. shared: the first tasks that arms have in common."""
+    """The runs of one experiment, by arm and seed. shared: the runs of first tasks that arms share."""
 
     name: str
     about: str
@@ -32,10 +32,10 @@ class Study:
 def gather(
     folders: Iterable[str | Path], *, metric: str | None = None, baseline: str | None = None
 ) -> tuple[list[Study], list[str]]:
-    """Every experiment that has runs at or below these folders or in these packed files, and what could not be read.
+    """All experiments with runs at or below these folders or in these packed files, and the records that could not be read.
 
-    metric: the figure that arms are compared by, instead of the one that the experiment's file names.
-    baseline: the arm that others are compared with; else the first in which no method acts.
+    metric: the figure by which arms are compared, instead of the one in the experiment's file.
+    baseline: the arm with which others are compared; by default the first one without a method.
     """
     runs, problems = dict[Path | Packed, Run](), list[str]()
     folders = list(folders)
@@ -64,26 +64,25 @@ def gather(
 
 
 def read_trained(folder: Path | Packed) -> Run:
-    """A run whose rows say where they stand; ValueError for what another program wrote."""
+    """Read a run whose rows have a task and an epoch; ValueError if another program wrote it."""
     run = read(folder)
     for number, row in enumerate(run.rows, 1):
         if not {"task", "epoch"} <= row.keys():
             raise ValueError(
-                f"{folder / 'rows.jsonl'} line {number} does not say of which task and epoch it is: give runs that "
-                "`replastic run` wrote"
+                f"{folder / 'rows.jsonl'} line {number} has no task or no epoch: pass runs that `replastic run` wrote"
             )
     if run.status == "finished" and not any(row["epoch"] > 0 for row in run.rows):
-        raise ValueError(f"{folder} has finished, and no row of it is of an epoch: there is nothing to report")
+        raise ValueError(f"{folder} has finished without a row of an epoch: there is nothing to report")
     return run
 
 
 def _metric_of(runs: Sequence[Run]) -> str:
-    """What most of them name."""
+    """The metric that most runs name."""
     return Counter(run.about.get("metric", "test_accuracy") for run in runs).most_common(1)[0][0]
 
 
 def _with(metric: str, runs: Sequence[Run], problems: list[str]) -> list[Run]:
-    """Those that have not finished, or have the figure at the end of each task; of the others it is said."""
+    """The runs that are unfinished or have the figure at the end of each task; the others are added to the problems."""
     kept = []
     for run in runs:
         try:
@@ -96,7 +95,7 @@ def _with(metric: str, runs: Sequence[Run], problems: list[str]) -> list[Run]:
 
 
 def plain_arms(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
-    """Arms in which no method acts, those first that are trained as most arms are: others change the training instead."""
+    """Arms without a method; those that are trained like most arms come first, since others change the training instead."""
     trained = {arm: json.dumps(next(iter(runs.values())).config.get("training")) for arm, runs in arms.items()}
     common = Counter(trained.values())
     plain = [arm for arm, runs in arms.items() if not any(run.config.get("methods") for run in runs.values())]
@@ -111,14 +110,14 @@ def _study(name: str, runs: Sequence[Run], metric: str, baseline: str | None) ->
         there = arms.setdefault(run.arm, {})
         if run.seed in there:
             raise OptionError(
-                f"{there[run.seed].folder} and {run.folder} are both {run.arm!r} with seed {run.seed} of {name!r}: give one "
-                "folder of them"
+                f"{there[run.seed].folder} and {run.folder} are both {run.arm!r} with seed {run.seed} of {name!r}: pass one "
+                "of them"
             )
         there[run.seed] = run
     if baseline not in arms:
         plain = plain_arms(arms)
         baseline = plain[0] if plain else None
-    ordered = dict(sorted(arms.items(), key=lambda item: item[0] != baseline))  # the rest as their folders are sorted
+    ordered = dict(sorted(arms.items(), key=lambda item: item[0] != baseline))  # the others in the order of their folders
     ordered = {arm: dict(sorted(there.items())) for arm, there in ordered.items()}
     shared = [run for run in runs if run.is_first_task]
     return Study(name, runs[0].about.get("about", ""), metric, ordered, baseline, shared)

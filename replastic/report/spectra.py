@@ -1,4 +1,4 @@
-"""Spectra of the Hessian, moment by moment."""
+"""Spectra of the Hessian over time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .gathering import Study
 from .items import Chart, Line
 
 _GRID = 256  # points of a density
-_BREADTH = 0.01  # of the spectrum's range: how broad each node of the quadrature is drawn
+_BREADTH = 0.01  # the width at which each quadrature node is drawn, as a share of the spectrum's range
 _FRAMES = 24
-_FLOOR = 1e-6  # of the highest that a density can be: on a logarithmic axis it needs an end
+_FLOOR = 1e-6  # share of the highest possible density at which the logarithmic axis ends
 
 
 def spectra(study: Study) -> list[Chart]:
-    """The density of the Hessian's eigenvalues, at each moment that it was taken."""
+    """The density of the Hessian's eigenvalues, at each moment at which it was measured."""
     names = {
         name
         for run in study.runs

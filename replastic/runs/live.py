@@ -1,4 +1,4 @@
-"""Rows to look at while a run goes on: in TensorBoard, or in Weights & Biases. Records stay what counts."""
+"""Show the rows of running experiments in TensorBoard or Weights & Biases. The records remain the source of truth."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ..record.following import Followed
 
 
 class LiveView(Protocol):
-    """Gets the rows of runs that have not ended, from their first on; may be slow, and is called by one thread at a time.
+    """Receives every row of the runs that have not ended; may be slow, and is called by one thread at a time.
 
-    Rows behind a checkpoint come again when a run is resumed: `run.rows` says which row of the run it is.
+    Rows after a checkpoint come again when a run is resumed: `run.rows` is the number of the row in its run.
     """
 
     def row(self, run: Followed, row: dict[str, Any]) -> None:
-        """One more row of a run."""
+        """Receive the next row of a run."""
         ...
 
     def end(self, run: Followed) -> None:
-        """The run has ended."""
+        """Called when the run has ended."""
         ...
 
     def close(self) -> None:
-        """No more will come."""
+        """Called after the last row of all runs."""
         ...
 
 
 def live_view(name: str, out: str | Path, experiment: str) -> LiveView:
-    """By name. out: where runs are kept; what a view writes goes into a folder of its name there."""
+    """A live view by name. out: the folder of the runs, where the view writes into a folder of its own name."""
     views = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
     if name not in views:
         raise OptionError(f"--live {name!r}: {nearest(name, list(views))}")
@@ -41,7 +41,7 @@ def live_view(name: str, out: str | Path, experiment: str) -> LiveView:
 
 
 def scalars(row: dict[str, Any]) -> dict[str, float]:
-    """What of a row can be drawn: figures and measures that are finite numbers, by name.
+    """The values of a row that can be drawn: figures and measures that are finite numbers, by name.
 
     >>> scalars({"task": 2, "epoch": 0, "step": 50, "test_accuracy": 0.5, "measures": {"dead_fraction": 0.25}})
     {'task': 2.0, 'epoch': 0.0, 'test_accuracy': 0.5, 'measures/dead_fraction': 0.25}
@@ -52,7 +52,7 @@ def scalars(row: dict[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event files in DIR/tensorboard/<arm>/seed-<seed>: `tensorboard --logdir DIR/tensorboard`."""
+    """Writes event files to DIR/tensorboard/<arm>/seed-<seed>: `tensorboard --logdir DIR/tensorboard` shows them."""
 
     def __init__(self, out: Path, experiment: str) -> None:
         needed("tensorboard", "live", "--live tensorboard")
@@ -60,12 +60,12 @@ class TensorBoard:
 
         self._made, self._folder = SummaryWriter, out / "tensorboard"
         self._writers = dict[Path, Any]()
-        self._shown = dict[Path, int]()  # how many rows
+        self._shown = dict[Path, int]()  # number of rows
 
     def row(self, run: Followed, row: dict[str, Any]) -> None:
         if run.folder not in self._writers:
             folder = self._folder / run.folder.parent.name / run.folder.name
-            shutil.rmtree(folder, ignore_errors=True)  # of an earlier command: the record has all of it, and it comes again
+            shutil.rmtree(folder, ignore_errors=True)  # from an earlier command; all rows come again
             self._writers[run.folder] = self._made(str(folder), flush_secs=5)
         if run.rows > self._shown.get(run.folder, 0):
             self._shown[run.folder] = run.rows
@@ -82,11 +82,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run for each run, grouped by arm, in the project of the experiment's name; $WANDB_MODE and the like apply."""
+    """One W&B run for each run, grouped by arm, in a project named after the experiment; $WANDB_MODE and its like apply."""
 
     def __init__(self, out: Path, experiment: str) -> None:
         self._wandb, self._out, self._runs = needed("wandb", "live", "--live wandb"), out, dict[Path, Any]()
-        self._sent = dict[Path, int]()  # how many rows
+        self._sent = dict[Path, int]()  # number of rows
         self._project = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in experiment)[:120]
 
     def row(self, run: Followed, row: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class WeightsAndBiases:
                 config=run.about["config"],
                 dir=str(self._out),
             )
-            self._sent[run.folder] = self._runs[run.folder].step  # what an earlier command has sent is there
+            self._sent[run.folder] = self._runs[run.folder].step  # an earlier command has sent these
         if run.rows > self._sent[run.folder]:
             self._runs[run.folder].log({**scalars(row), "step": row.get("step", run.rows)}, step=run.rows - 1)
             self._sent[run.folder] = run.rows
