@@ -49,7 +49,7 @@ def report(
     centre: of curves, "mean" or "interquartile mean"; else the latter if every arm has five seeds or more.
     smooth: curves by a Savitzky-Golay filter over so many points, and labelled so; 0: not. Tables never are.
     """
-    for package in ("matplotlib", "scipy"):
+    for package in ("matplotlib", "scipy", "jinja2"):
         needed(package, "report", "a report")
     if smooth and smooth < 3:
         raise OptionError(f"--smooth {smooth}: give 3 points or more, or 0")
