@@ -87,4 +87,4 @@ def test_of_several_arms_without_methods_the_one_that_trains_as_most_do_is_the_b
     arms = {run.arm: {1: run} for run in runs}
     assert plain_arms(arms) == ["base", "A other optimiser"]
     said = chapter(study_of(*runs, baseline="base")).cautions
-    assert "base is compared with; no method acts in A other optimiser either: --baseline chooses another." in said
+    assert any("A other optimiser" in text and "--baseline" in text for text in said)

@@ -45,8 +45,8 @@ def test_what_could_not_be_measured_is_a_caution() -> None:
     lost = {"not_measured": {"rank": "NaN in the weights"}, "test/not_measured": {"rank": "the same"}}
     runs = [measures_at(run, starts, **lost) for run in arm_of("base")]
     assert list(chapter(study_of(*runs)).cautions) == [
-        "rank could not be measured in 5 rows, as in: NaN in the weights",
-        "test/rank could not be measured in 5 rows, as in: the same",
+        "rank could not be measured in 5 rows, for example: NaN in the weights",
+        "test/rank could not be measured in 5 rows, for example: the same",
     ]
 
 

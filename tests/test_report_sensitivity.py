@@ -87,7 +87,7 @@ def test_points_are_set_aside_by_validation_images_and_never_by_the_result() -> 
     made = chapter(study)
     assert [arm.name for arm in made.arms if arm.shown] == ["base", "redo, rate=0.2"]
     assert made.says.startswith("base has the highest")
-    assert made.cautions == ["Points of grids that are not best on validation images are switched off at first."]
+    assert made.cautions == ["Of each grid only the best point on validation images is shown at first."]
 
 
 def test_where_no_point_can_be_chosen_all_are_shown_and_the_reason_is_said() -> None:

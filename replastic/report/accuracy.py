@@ -16,13 +16,13 @@ from .summary import is_lower_better
 
 
 def accuracy(study: Study, kind: Centre, smooth: int) -> list[Chart]:
-    """The figure that arms are compared by."""
+    """Charts of the figure by which arms are compared."""
     return _charts(study, study.metric, "Accuracy", kind, smooth)
 
 
 def other_figures(study: Study, kind: Centre, smooth: int) -> list[Chart]:
-    """The other accuracies and losses of the rows."""
-    # The last row may be a boundary's, which has no loss.
+    """Charts of the other accuracies and losses in the rows."""
+    # The last row may be one right after a boundary, which has no loss.
     names = {name for run in study.runs for row in run.rows[-2:] for name in row if name.endswith(("accuracy", "loss"))}
     return [
         one
@@ -32,7 +32,7 @@ def other_figures(study: Study, kind: Centre, smooth: int) -> list[Chart]:
 
 
 def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) -> list[Chart]:
-    """Over tasks if there are several; over epochs if tasks were tested more than once; of two, the second also alone."""
+    """Over tasks if there are several; over epochs if tasks were tested more than once; of two, also the last alone."""
     tasks = max((row["task"] + 1 for run in study.runs for row in run.rows[-1:]), default=0)
     moments: list[Moment] = ["end"] if tasks > FEW else []
     if not moments or _is_tested_often(study, figure, tasks):
@@ -48,7 +48,7 @@ def _is_tested_often(study: Study, figure: str, tasks: int) -> bool:
 
 
 def after_boundaries(study: Study, kind: Centre) -> list[Chart | Bars | Table]:
-    """What a boundary costs at first: accuracy before the first step on new data, and what was lost there."""
+    """The immediate cost of a boundary: the accuracy before the first step on new data, and the loss of accuracy there."""
     if not any(study.metric in row and row["epoch"] == 0 and row["task"] > 0 for run in study.runs for row in run.rows):
         return []
     section = "Right after each boundary"
@@ -56,8 +56,8 @@ def after_boundaries(study: Study, kind: Centre) -> list[Chart | Bars | Table]:
     shown = chart_or_bars(study, study.metric, "start", section, kind, note=note)
     rows = [_drop(arm, runs, study.metric) for arm, runs in study.arms.items()]
     note = (
-        "Means over boundaries and seeds of runs that have finished. Lost: from the end of the task before to "
-        "right after the boundary. What the baseline loses there is the new data's doing."
+        "Means over boundaries and seeds of finished runs. Lost: from the end of the previous task to right after the "
+        "boundary. What the baseline loses there is due to the new data."
     )
     columns = ("arm", "end of the task before", "right after", "lost", "end of the task", "boundaries")
     table = Table(

@@ -1,11 +1,11 @@
-"""Which colour and dash an arm has, on the page and in every figure."""
+"""The colour and dash of each arm, on the page and in every figure."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Told apart also by those who see red and green alike (after Okabe and Ito), each dark enough on white and light enough on
-# black: 3 to 1 or better.
+# Distinguishable also with red-green colour blindness (after Okabe and Ito), each with a contrast of 3 to 1 or better: the
+# first on white, the second on black.
 _COLOURS = (
     ("#0072b2", "#4aa8e0"),  # blue
     ("#d55e00", "#f28a3c"),  # vermilion
@@ -21,7 +21,7 @@ _BASELINE = ("#555555", "#b0b0b0")
 
 
 class Style(NamedTuple):
-    """Of a line: on light paper, on a dark screen, and its dashes in points."""
+    """The look of a line: its colour on light paper and on a dark screen, and its dashes in points."""
 
     light: str
     dark: str
@@ -29,7 +29,7 @@ class Style(NamedTuple):
 
 
 def style(number: int, *, baseline: bool = False) -> Style:
-    """Of the arm with this number; the baseline is grey."""
+    """The style of the arm with this number; the baseline is grey."""
     if baseline:
         return Style(*_BASELINE, ())
     colour = _COLOURS[number % len(_COLOURS)]

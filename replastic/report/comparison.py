@@ -1,4 +1,4 @@
-"""Arms side by side: how they ended, how sure that is, and whether they differ from the baseline."""
+"""Compare arms: their final figures, the uncertainty of these, and whether they differ from the baseline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DRAWS = 20_000
 class Compared(NamedTuple):
     """One arm. low, high: the bootstrap's 95 % interval of the mean. iqm: NaN with too few seeds.
 
-    difference: from the baseline; of the baseline itself, None. p: of that, adjusted for the number of arms.
+    difference: from the baseline; None for the baseline itself. p: of the difference, adjusted for the number of arms.
     """
 
     summary: Summary
@@ -31,7 +31,7 @@ class Compared(NamedTuple):
 
 
 def compare(study: Study) -> list[Compared]:
-    """Every arm, best first, in the last tasks of the stream."""
+    """All arms in the last tasks of the stream, best first."""
     found = summarise(study)
     base = next((one for one in found if one.arm == study.baseline and one.last), None)
     differences = [paired(one.last, base.last) if base and one is not base and one.last else None for one in found]
@@ -52,13 +52,13 @@ def _interval(one: Summary) -> tuple[float, float, float]:
 
 
 def centre_for(study: Study) -> Centre:
-    """What curves show: the interquartile mean if every arm has seeds enough for one."""
+    """The centre of curves: the interquartile mean if every arm has enough seeds."""
     finished = [sum(run.status == "finished" for run in runs.values()) for runs in study.arms.values()]
     return "interquartile mean" if min(finished) >= ENOUGH else "mean"
 
 
 def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
-    """For people and as a file."""
+    """The comparison as a table, for the page, the terminal and a file."""
     tasks = max(one.summary.tasks for one in compared)
     which = "last task" if tasks == 1 else f"last {tasks} tasks"
     columns: list[tuple[str, int | None]] = [("arm", None), (f"first {which.removeprefix('last ')}", 3), (which, 3)]

@@ -1,4 +1,4 @@
-"""What a report says of each experiment: its result, what to be careful with, and what it was made with."""
+"""The content of a report for each experiment: its result, cautions, and what it was made with."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .sensitivity import sensitivity, set_aside
 from .spectra import spectra
 from .summary import counted, is_lower_better
 
-_FIXED = ("data", "model", "protocol", "measures")  # of a configuration: what all arms of an experiment have in common
-_LEVEL = 0.05  # of p, below which arms are called different
+_FIXED = ("data", "model", "protocol", "measures")  # parts of a configuration that all arms of an experiment share
+_LEVEL = 0.05  # p below which arms are called different
 _MACHINE = ("host", "platform", "cpu", "cpus", "threads", "gpu", "gpus", "cuda", "cudnn")
 
 
 def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> Chapter:
-    """All that a report has on an experiment. centre: of curves; else what the number of seeds allows."""
+    """The chapter of an experiment. centre: of curves; by default what the number of seeds allows."""
     kind, compared, (aside, not_chosen) = centre or centre_for(study), compare(study), set_aside(study)
     items: list[Chart | Bars | Table] = [*accuracy(study, kind, smooth), comparison_table(study, compared)]
     items += after_boundaries(study, kind)
@@ -56,7 +56,7 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
 
 
 def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = ()) -> str:
-    """The result in a sentence or two: the best arm, and the baseline beside it, or the next best beside the baseline."""
+    """The result in a sentence or two: the best arm and the baseline, or the baseline and the next best arm."""
     done = [one for one in compared if one.summary.arm not in aside and not math.isnan(one.summary.mean)]
     if not done:
         some = any(one.summary.last for one in compared)
@@ -74,7 +74,7 @@ def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = (
     if gap is None or math.isnan(differs.p):
         return text + "."
     interval = f"{gap.mean:+.3f}, 95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
-    told = ": not told apart" if gap.p >= _LEVEL else ": below 0.05 by itself, not after the adjustment"
+    told = ": not distinguishable" if gap.p >= _LEVEL else ": below 0.05 before the adjustment, not after it"
     told = told if differs.p >= _LEVEL else ""
     p = "p < 0.001" if differs.p < 0.001 else f"p = {differs.p:.3f}"
     tests = sum(not math.isnan(one.p) for one in compared)
@@ -92,23 +92,23 @@ def _cautions(
     study: Study, *, smooth: int, aside: Collection[str], not_chosen: Mapping[str, str]
 ) -> Iterator[str]:  # fmt: skip
     finished = [sum(run.status == "finished" for run in runs.values()) for runs in study.arms.values()]
-    fewest = min(filter(None, finished), default=0)  # arms that nothing has finished of are in no table
+    fewest = min(filter(None, finished), default=0)  # arms without a finished run are not in tables
     where = " in some arms" * (max(finished) > fewest)
     if fewest == 1:
-        yield f"1 seed{where}: nothing says by how much another would differ."
+        yield f"1 seed{where}: how much another seed would differ is unknown."
     elif 1 < fewest < ENOUGH:
-        yield f"{fewest} seeds{where}: intervals over so few are too narrow, and only a large difference is found."
+        yield f"{fewest} seeds{where}: intervals over this few are too narrow, and only a large difference can be found."
     unfinished = Counter(run.status for run in study.runs if run.status != "finished")
     if unfinished:
         ended = counted(list(unfinished.elements()))
-        yield f"Not finished: {ended}. They are in curves as far as they went, and not in tables." + (
+        yield f"Not finished: {ended}. They are in curves up to where they stopped, and not in tables." + (
             " An arm without its diverged runs looks better than it is." if unfinished["diverged"] else ""
         )
     if len({frozenset(runs) for runs in study.arms.values()}) > 1:
-        yield "Arms have different seeds: means are over those of each arm, differences over those that both have."
+        yield "Arms have different seeds: means are over the seeds of each arm, differences over the seeds that both have."
     for path, values in _differing(study.runs, _FIXED):
         if path.startswith("measures"):
-            yield "Runs differ in what was measured, and so in the time that it took."
+            yield "Runs differ in their measures, and so in the time that these took."
         else:
             yield f"Runs differ in {path}, which no arm sets: {', '.join(values)}. They are not comparable."
     for arm, runs in study.arms.items():
@@ -124,19 +124,19 @@ def _cautions(
         if len(values) > 1:
             yield f"Runs were made with different {name}: {', '.join(sorted(values))}."
     if any(run.provenance.get("dirty") for run in study.runs):
-        yield "Some runs were made with code that had changes since its commit."
+        yield "Some runs were made with code that had uncommitted changes."
     for name, (count, reason) in _not_measured(study).items():
-        yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, as in: {reason}"
+        yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, for example: {reason}"
     others = [arm for arm in plain_arms(study.arms) if arm != study.baseline]
     if study.baseline is not None and others:
-        yield f"{study.baseline} is compared with; no method acts in {', '.join(others)} either: --baseline chooses another."
+        yield f"{study.baseline} is the baseline; no method acts in {', '.join(others)} either: --baseline chooses another."
     if study.baseline is None:
-        yield "No arm trains plainly, so there is nothing to compare with: name one with --baseline."
+        yield "Every arm has a method, so no baseline was chosen: name one with --baseline."
     if aside:
-        yield "Points of grids that are not best on validation images are switched off at first."
+        yield "Of each grid only the best point on validation images is shown at first."
     for grid, reason in not_chosen.items():
         yield (
-            f"No point of {grid} was chosen on validation images: who takes the best one here chooses by the result itself. "
+            f"No point of {grid} was chosen on validation images, and the best one here is chosen by the result itself. "
             f"The reason: {reason}."
         )
     if smooth:
@@ -148,7 +148,7 @@ def _cautions(
 
 
 def _not_measured(study: Study) -> dict[str, tuple[int, str]]:
-    """By measure, in how many rows it is missing for a reason, and the first of these."""
+    """For each measure that could not be taken in some rows: the number of these rows, and the first reason."""
     found: dict[str, tuple[int, str]] = {}
     for run in study.runs:
         for row in run.rows:
@@ -161,7 +161,7 @@ def _not_measured(study: Study) -> dict[str, tuple[int, str]]:
 
 
 def _differing(runs: Iterable[Run], parts: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """What of some parts of the configuration is not the same in all runs."""
+    """The settings in some parts of the configuration that differ between runs, with their values."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for part in parts:
@@ -214,7 +214,7 @@ def _details(study: Study) -> list[tuple[str, str]]:
 
 
 def _table_of(study: Study, wanted: Any) -> str:
-    """What runs were made with: each value once, with how many runs have it if they differ."""
+    """What runs were made with: each value once, with the number of runs that have it if they differ."""
     lines = []
     keys = dict.fromkeys(key for run in study.runs for key in run.provenance if wanted(key))
     for key in keys:

@@ -1,4 +1,4 @@
-"""What each arm costs in time."""
+"""The time that each arm takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECTION = "Cost"
 
 
 def cost(study: Study) -> list[Bars | Table]:
-    """Milliseconds a step, beside the baseline's, of runs that have finished."""
+    """Milliseconds per step of finished runs, also relative to the baseline."""
     rates: dict[str, list[float]] = {}
     for arm, runs in study.arms.items():
         found = [
@@ -25,9 +25,9 @@ def cost(study: Study) -> list[Bars | Table]:
     if not rates:
         return []
     note = (
-        "Wall-clock time with everything in it: steps, what a method does, tests, measures, checkpoints; without the first "
-        "of several tasks, which arms may share. Runs that went on at the same time slow each other down: see benchmarks "
-        "for the cost of methods alone. Whisker: lowest and highest seed."
+        "Wall-clock time of everything: steps, the method, tests, measures and checkpoints; without the first of several "
+        "tasks, which arms may share. Concurrent runs slow each other down: see benchmarks for the cost of methods alone. "
+        "Whisker: lowest and highest seed."
     )
     bars = [Bar(arm, statistics.median(of), min(of), max(of), len(of)) for arm, of in rates.items()]
     base = statistics.median(rates[study.baseline]) if study.baseline in rates else None
@@ -56,7 +56,7 @@ def _milliseconds_a_step(run: Run) -> float | None:
 
 
 def _hours(study: Study, arm: str) -> float:
-    """Of a whole run, with the first task also where others trained it."""
+    """Hours of a whole run, with the first task even if another run trained it."""
     runs = [run for run in study.arms[arm].values() if run.status == "finished"]
     return statistics.mean((run.times[-1] + _adopted(run, study.shared)) / 3600 for run in runs)
 

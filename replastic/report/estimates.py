@@ -1,4 +1,4 @@
-"""What a few seeds say: their centre, how sure it is, and whether two arms differ."""
+"""Statistics over a few seeds: the centre, its interval, and whether two arms differ."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from ..extras import needed
 
 Centre = Literal["mean", "interquartile mean"]
-ENOUGH = 5  # seeds for an interquartile mean: of four, it would be the mean of two
-_DRAWS = 2000  # of the bootstrap: its own error is then a tenth of the interval's width or less
+ENOUGH = 5  # seeds for an interquartile mean: with four, it would be the mean of two
+_DRAWS = 2000  # of the bootstrap, whose own error is then at most a tenth of the interval's width
 
 
 def interquartile_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
@@ -25,12 +25,12 @@ def interquartile_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
 
 
 def centre(values: np.ndarray, kind: Centre) -> np.ndarray:
-    """Over seeds, the first axis."""
+    """The centre over seeds, the first axis."""
     return values.mean(axis=0) if kind == "mean" else interquartile_mean(values)
 
 
 def interval(values: np.ndarray, kind: Centre, *, draws: int = _DRAWS) -> tuple[np.ndarray, np.ndarray]:
-    """Where 95 % of the centres lie when seeds are drawn anew with replacement; NaN for one seed.
+    """Where 95 % of the centres lie when seeds are resampled with replacement; NaN for one seed.
 
     The percentile bootstrap, with the same draws for all points and each time it is asked. Of three seeds it knows ten
     different draws: it is narrower than the truth then. What is drawn are ranks, which are as likely as seeds: a draw's
@@ -49,7 +49,7 @@ def interval(values: np.ndarray, kind: Centre, *, draws: int = _DRAWS) -> tuple[
 
 
 class Estimate(NamedTuple):
-    """Of each point: centre, interval, and how many seeds have a value there."""
+    """For each point: centre, interval, and the number of seeds that have a value there."""
 
     y: np.ndarray
     low: np.ndarray
@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: np.ndarray, kind: Centre, *, draws: int = _DRAWS) -> Estimate:
-    """Over seeds, the first axis; a seed without a finite value at a point does not count there."""
+    """The estimate over seeds, the first axis; a seed without a finite value at a point does not count there."""
     present = np.isfinite(values)
     y, low, high = np.full((3, values.shape[1]), np.nan)
     for pattern in np.unique(present, axis=1).T:
@@ -72,7 +72,7 @@ def estimate(values: np.ndarray, kind: Centre, *, draws: int = _DRAWS) -> Estima
 
 
 class Difference(NamedTuple):
-    """Of an arm from the baseline over the seeds that both have: mean, 95 % interval, and p of a paired t-test.
+    """The difference of an arm from the baseline over the seeds that both have: mean, 95 % interval, p of a paired t-test.
 
     NaN where there is nothing to test with: one seed, the same difference in each, or a value that is not finite.
     """
@@ -85,7 +85,7 @@ class Difference(NamedTuple):
 
 
 def paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference:
-    """Arms of a seed start with the same weights and see the same data, so seeds are compared one by one."""
+    """Compare two arms seed by seed: runs of one seed start with the same weights and see the same data."""
     stats = needed("scipy.stats", "report", "a comparison")
 
     seeds = sorted(set(arm) & set(baseline))
@@ -95,7 +95,7 @@ def paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Differenc
     if not np.isfinite([one, other]).all():
         return Difference(np.nan, np.nan, np.nan, np.nan, len(seeds))
     mean = float((one - other).mean())
-    if len(seeds) < 2 or np.ptp(one - other) < 1e-12:  # exactly alike up to rounding: t would be infinite
+    if len(seeds) < 2 or np.ptp(one - other) < 1e-12:  # equal up to rounding: t would be infinite
         return Difference(mean, np.nan, np.nan, np.nan, len(seeds))
     test = stats.ttest_rel(one, other)
     low, high = test.confidence_interval(0.95)
@@ -103,7 +103,7 @@ def paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Differenc
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """P-values of several comparisons such that the chance of one false finding among all stays what it says (Holm, 1979).
+    """Adjust the p-values of several comparisons, so that they bound the chance of any false finding (Holm, 1979).
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]

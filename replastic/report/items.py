@@ -1,4 +1,4 @@
-"""What a report consists of: charts, bars and tables as plain values, drawn alike on the page and as figures."""
+"""The parts of a report: charts, bars and tables as plain values, drawn the same way on the page and as figures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Numbers = Sequence[float]  # NaN where there is nothing
 
 @dataclass(frozen=True)
 class Line:
-    """A curve and the band around it. arm: whose colour it has, and with whom it is hidden; "" is nobody's.
+    """A curve and the band around it. arm: the arm whose colour it has and with which it is hidden; "" for none.
 
-    low, high: as long as y; empty: no band. n: how many seeds each point is of; empty: not said.
+    low, high: as long as y; empty: no band. n: the number of seeds at each point; empty: not shown.
     """
 
     label: str
@@ -29,8 +29,8 @@ class Line:
 class Chart:
     """Lines in one frame; or frames to choose among, which share their axes, such as the spectra of tasks.
 
-    name: of its files, letters, digits and dashes. note: what is seen and how it was computed, in a sentence or two.
-    section: the heading that it stands under. x_log, y_log: on a logarithmic axis. whole: x are whole numbers.
+    name: of its files: letters, digits and dashes. note: what it shows and how that was computed, in a sentence or two.
+    section: the heading above it. x_log, y_log: whether an axis is logarithmic. whole: whether x are integers.
     marks: places on x that get a thin line, such as boundaries.
     """
 
@@ -50,7 +50,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """One arm's figure, and the range around it."""
+    """The figure of an arm, and the range around it."""
 
     arm: str
     value: float
@@ -61,7 +61,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """One bar an arm."""
+    """A bar for each arm."""
 
     name: str
     title: str
@@ -75,8 +75,8 @@ class Bars:
 class Table:
     """Rows of text and numbers; None where there is nothing. name: of its CSV file.
 
-    digits: for each column how many decimals are shown, and None for text.
-    shown: whether it stands on the page; if not, it is a file alone.
+    digits: the number of decimals in each column; None for text.
+    shown: whether it is on the page; if not, it is only a file.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm as it is listed. ended: how many runs ended how, as in "3 finished". shown: at first, before it is toggled."""
+    """An arm in the legend. ended: how its runs ended, for example "3 finished". shown: whether it is shown at first."""
 
     name: str
     ended: str
@@ -103,7 +103,7 @@ class Arm:
 class Chapter:
     """One experiment. says: its result in a sentence. cautions: what a reader must know before believing it.
 
-    details: by heading, what stands at the end, folded: settings, versions, commands; text is shown as it is.
+    details: by heading, the folded texts at the end, which are shown unchanged: settings, versions, commands.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Contents:
-    """A whole report. made: by heading, when and with what it was made. problems: records that could not be read."""
+    """A whole report. made: by heading, when it was made and with what. problems: records that could not be read."""
 
     title: str
     chapters: Sequence[Chapter]

@@ -1,4 +1,4 @@
-"""Measures of plasticity beside the accuracy."""
+"""Measures of plasticity, next to the accuracy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECTION = "Measures"
 
 
 def measured(study: Study, kind: Centre, smooth: int) -> list[Chart | Bars | Table]:
-    """Every measure of the whole model, at each moment that it was taken, with the accuracy in front."""
+    """Every measure of the whole model, at each moment at which it was taken, after the accuracy."""
     items: list[Chart | Bars | Table] = []
     names = whole_model({name for run in study.runs for row in run.rows for name in row.get("measures", ())})
     for name in sorted(names):
@@ -29,7 +29,7 @@ def measured(study: Study, kind: Centre, smooth: int) -> list[Chart | Bars | Tab
         made = (chart_or_bars(study, f"measures.{name}", moment, _SECTION, kind, smooth=smooth) for moment in moments)
         items += filter(None, made)
     if items:
-        note = "Once more, to compare."
+        note = "Shown again, to compare."
         beside = chart_or_bars(study, study.metric, "end", _SECTION, kind, smooth=smooth, note=note)
         if beside is not None:
             items.insert(0, replace(beside, name="beside"))
@@ -50,7 +50,7 @@ def whole_model(names: Iterable[str]) -> list[str]:
 
 
 def _in_epochs(study: Study, name: str) -> bool:
-    """Whether it was taken also before a task's last row."""
+    """Whether it was also taken before the last row of a task."""
     return any(
         row["epoch"] > 0 and row["task"] == after["task"] and name in row.get("measures", ())
         for run in study.runs
@@ -59,7 +59,7 @@ def _in_epochs(study: Study, name: str) -> bool:
 
 
 def _correlations(study: Study, names: Sequence[str]) -> list[Table]:
-    """Whether a measure before a task says how well it will be learnt, over all arms, seeds and tasks."""
+    """Whether a measure before a task predicts how well the task will be learnt, over all arms, seeds and tasks."""
     rankdata = needed("scipy.stats", "report", "a correlation").rankdata
     rows = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Sweeps: how the result depends on each hyperparameter."""
+"""How the result of a sweep depends on each hyperparameter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .gathering import Study
 from .items import Chart, Line, Table
 from .summary import Summary, summarise
 
-_DECADES = 10.0  # between the smallest and the largest value, from which on an axis is logarithmic
+_DECADES = 10.0  # the ratio of the largest to the smallest value from which an axis is logarithmic
 _SECTION = "Sensitivity"
 
 
@@ -44,7 +44,7 @@ def sensitivity(study: Study) -> list[Chart | Table]:
 
 
 def grids(study: Study) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """By grid and arm, the point that the arm is of it."""
+    """By grid and arm, the point of the grid that the arm is."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for arm, runs in study.arms.items():
         grid = next(iter(runs.values())).config.get("grid")
@@ -54,9 +54,9 @@ def grids(study: Study) -> dict[str, dict[str, Mapping[str, Any]]]:
 
 
 def set_aside(study: Study) -> tuple[set[str], dict[str, str]]:
-    """Arms that need not be looked at first: points of a grid that are not its best on validation images.
+    """The arms that are hidden at first: points of a grid other than its best one on validation images.
 
-    Also, by grid, why none of its points could be chosen: then none is better than another.
+    Also, by grid, why none of its points could be chosen.
     """
     aside, reasons = set[str](), dict[str, str]()
     for grid, points in grids(study).items():

@@ -1,4 +1,4 @@
-"""How the arms of an experiment came out: a figure for each run, at the end of its first and of its last tasks."""
+"""Summarise the arms of an experiment: a figure for each run, at the end of its first and of its last tasks."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from ..record import Run
 from .ends import task_ends
 from .gathering import Study, gather
 
-_SHARE = 10  # a stream's first and last tasks are a tenth of it each, and one at least
+_SHARE = 10  # the first and last tasks are a tenth of the stream each, and at least one
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One arm's figure in its first and in its last tasks, by seed: the mean over these tasks.
+    """The figure of an arm in its first and in its last tasks, by seed: the mean over these tasks.
 
-    Of each task it is the mean over the rows of its last tenth of epochs, five at most.
+    The figure of a task is the mean over the rows of its last tenth of epochs, five at most.
     """
 
     arm: str
     metric: str
-    tasks: int  # in each of the two
+    tasks: int  # in first, and in last
     first: Mapping[int, float]
     last: Mapping[int, float]
-    others: tuple[str, ...] = ()  # how runs ended that have not finished
+    others: tuple[str, ...] = ()  # the statuses of runs that have not finished
 
     @property
     def mean(self) -> float:
-        """Over seeds that have finished; NaN if none has."""
+        """The mean over finished seeds; NaN if there are none."""
         return statistics.mean(self.last.values()) if self.last else math.nan
 
     @property
     def spread(self) -> float:
-        """The standard deviation over seeds; NaN for fewer than two, and if one is not finite."""
+        """The standard deviation over seeds; NaN for fewer than two, or if a value is not finite."""
         several = len(self.last) > 1 and math.isfinite(sum(map(abs, self.last.values())))
         return statistics.stdev(self.last.values()) if several else math.nan
 
 
 def summarise(study: Study) -> list[Summary]:
-    """Every arm, best last tasks first; last those whose figure is not a number, and those that nothing has finished of."""
+    """All arms, best last tasks first; then those whose figure is NaN, and those without a finished run."""
     found = [_summary(arm, list(runs.values()), study.metric) for arm, runs in study.arms.items()]
     known = [one for one in found if not math.isnan(one.mean)]
     known.sort(key=lambda one: one.mean, reverse=not is_lower_better(study.metric))
@@ -52,7 +52,7 @@ def summarise(study: Study) -> list[Summary]:
 
 
 def is_lower_better(metric: str) -> bool:
-    """Of losses, that is."""
+    """Whether the metric is a loss."""
     return metric.endswith("loss")
 
 
@@ -70,13 +70,13 @@ def _summary(arm: str, runs: Sequence[Run], metric: str) -> Summary:
 
 
 def summary_lines(out: str | Path) -> tuple[list[str], list[str]]:
-    """Lines for people: every arm's first and last tasks, mean and standard deviation over seeds, and how many these are.
+    """A text table of each arm's first and last tasks: mean and standard deviation over seeds, and their number.
 
-    And what could not be read.
+    Also returns the records that could not be read.
     """
     try:
         studies, problems = gather([out])
-    except OptionError as problem:  # training is done by now, and a table is no reason to fail
+    except OptionError as problem:  # training has succeeded by now, so a table must not fail
         return [], [str(problem)]
     lines: list[str] = []
     for study in studies:
@@ -85,7 +85,7 @@ def summary_lines(out: str | Path) -> tuple[list[str], list[str]]:
 
 
 def summary_table(found: Sequence[Summary]) -> list[str]:
-    """The same of one experiment."""
+    """The same for one experiment."""
     tasks = max(one.tasks for one in found)
     which = "task" if tasks == 1 else f"{tasks} tasks"
     head = (found[0].metric, f"first {which}", f"last {which}", "± over seeds", "n")
@@ -103,11 +103,11 @@ def _cells(one: Summary) -> tuple[str, ...]:
 
 
 def counted(statuses: Sequence[str]) -> str:
-    """As in "2 finished, 1 diverged"."""
+    """For example "2 finished, 1 diverged"."""
     return ", ".join(f"{count} {status}" for status, count in Counter(statuses).items())
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as lines, its columns below each other."""
+    """A table as lines, with aligned columns."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]

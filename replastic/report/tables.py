@@ -19,8 +19,8 @@ _STARTS_A_FORMULA = ("=", "+", "-", "@", "\t", "\n")
 def write(table: Table, folder: Path) -> Path:
     """NAME.csv in the folder: UTF-8, the columns' names first, numbers in full, nothing for None and NaN.
 
-    A text that a spreadsheet would compute, as in "=1+1", has an apostrophe in front: names come from others' files.
-    That is every text, also a column's name, that begins with = + - @, a tab or a new line. Numbers are as they are.
+    A text that a spreadsheet would evaluate, such as "=1+1", gets an apostrophe in front, since names come from files of
+    others. That is every text, also a column's name, that begins with = + - @, a tab or a new line. Numbers are unchanged.
     """
     for row in table.rows:
         if len(row) != len(table.columns):
@@ -42,6 +42,6 @@ def _cell(value: Any) -> str:
         if isinstance(value, numbers.Integral):  # bool is one
             return str(value)
         return "" if math.isnan(value) else repr(float(value))
-    text = str(value).replace("\r\n", "\n").replace("\r", "\n")  # readers would take a lone \r for a row's end
+    text = str(value).replace("\r\n", "\n").replace("\r", "\n")  # a lone \r would end a row for some readers
     text = visible(text)
     return f"'{text}" if text.lstrip(" ").startswith(_STARTS_A_FORMULA) else text

@@ -1,4 +1,4 @@
-"""From folders of runs to a folder with a page, figures and tables."""
+"""Write a report: a folder with a page, figures and tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .tables import write
 
 
 class Written(NamedTuple):
-    """The page; what it says of each experiment, in a sentence; and which records could not be read."""
+    """The page, its sentence on each experiment, and the records that could not be read."""
 
     page: Path
     says: list[str]
@@ -44,21 +44,23 @@ def report(
 ) -> Written:
     """Write index.html, figures/ (PNG and SVG) and tables/ (CSV) into a folder; returns what was made.
 
-    folders: where runs were written to; a report may have several experiments.
-    metric: what arms are compared by, instead of what their file names. baseline: the arm that others are compared with.
-    centre: of curves, "mean" or "interquartile mean"; else the latter if every arm has five seeds or more.
-    smooth: curves by a Savitzky-Golay filter over so many points, and labelled so; 0: not. Tables never are.
+    folders: folders of runs; a report may have several experiments.
+    metric: the figure by which arms are compared, instead of the one in their file. baseline: the arm with which others
+        are compared.
+    centre: of curves, "mean" or "interquartile mean"; by default the latter if every arm has five seeds or more.
+    smooth: the number of points of a Savitzky-Golay filter that smooths curves, which are labelled so; 0: no smoothing.
+        Tables are never smoothed.
     """
     for package in ("matplotlib", "scipy", "jinja2"):
         needed(package, "report", "a report")
     if smooth and smooth < 3:
-        raise OptionError(f"--smooth {smooth}: give 3 points or more, or 0")
+        raise OptionError(f"--smooth {smooth}: pass 3 points or more, or 0")
     place = Path(out)
     if place.exists() and not place.is_dir():
-        raise OptionError(f"-o {out} is no folder: give a folder, which may be new")
+        raise OptionError(f"-o {out} is not a folder: pass a folder, which may be new")
     folders = [folders] if isinstance(folders, str | Path) else list(folders)
     if place.resolve() in {Path(folder).resolve() for folder in folders}:
-        raise OptionError(f"-o {out} holds the runs themselves: give another folder, as in -o {place}-page")
+        raise OptionError(f"-o {out} is the folder of the runs: pass another one, for example -o {place}-page")
     studies, problems = gather(folders, metric=metric, baseline=baseline)
     chapters = [_named(chapter(study, centre=centre, smooth=smooth)) for study in studies]
     for name in ("figures", "tables"):
@@ -78,7 +80,7 @@ def report(
 
 
 def _clear_old_files(page: Path, new: Collection[Path]) -> None:
-    """Delete figures and tables of a report that was here before: beside a new page they would be taken for its own."""
+    """Delete the figures and tables of an earlier report, which would look like those of the new page."""
     if page.exists() and GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:4000]:
         for pattern in ("figures/*.svg", "figures/*.png", "tables/*.csv"):
             for old in set(page.parent.glob(pattern)) - set(new):
@@ -86,7 +88,7 @@ def _clear_old_files(page: Path, new: Collection[Path]) -> None:
 
 
 def _named(one: Chapter) -> Chapter:
-    """Its items with names for files. A figure and a table may share one: they lie in folders of their own."""
+    """The chapter with names for files in its items. A figure and a table may share a name: their folders differ."""
     tables = [item for item in one.items if isinstance(item, Table)]
     others = [item for item in one.items if not isinstance(item, Table)]
     names = {
@@ -98,7 +100,7 @@ def _named(one: Chapter) -> Chapter:
 
 
 def _write_files(one: Chapter, place: Path, prefix: str) -> list[tuple[str, str]]:
-    """An experiment's figures and tables; returns their paths from the page on, and what they are."""
+    """Write the figures and tables of an experiment; returns their paths relative to the page, and what they are."""
     files = []
     for item in one.items:
         named = replace(item, name=prefix + item.name)
@@ -108,7 +110,7 @@ def _write_files(one: Chapter, place: Path, prefix: str) -> list[tuple[str, str]
 
 
 def _slugs(names: Iterable[str]) -> list[str]:
-    """Names for files: letters, digits and dashes, no two alike.
+    """Distinct names for files, of letters, digits and dashes.
 
     >>> _slugs(["Warm start", "warm-start", "<>"])
     ['warm-start', 'warm-start-2', 'item']
