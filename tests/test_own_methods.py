@@ -1,6 +1,6 @@
 """Methods of one's own, named in experiments' files."""
 
-import json
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from replastic.cli import main
 from replastic.options import options_of
 from replastic.record import read
 from replastic.runs.config import read as read_experiment
-from replastic.runs.sweep.call import plain
+from replastic.runs.spec import runs_of
 from tests.test_sweep import tiny, write_toml
 
 pytestmark = pytest.mark.slow
@@ -100,9 +100,7 @@ def test_a_method_that_changes_while_its_runs_wait_is_refused(tmp_path: Path) ->
     experiment = read_experiment(tmp_path / "e.toml")
     with (tmp_path / "mine.py").open("a") as code:
         code.write("# changed")
-    sent = json.loads(json.dumps(plain(experiment, "mine")))
-    program = "from replastic.runs.sweep.call import experiment_of\nfrom replastic.runs.spec import runs_of\nimport json\n"
-    program += f"runs_of(experiment_of(json.loads({json.dumps(sent)!r})))[0].methods()"
+    program = f"import pickle\npickle.loads({pickle.dumps(runs_of(experiment)[0])!r}).methods()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd="/")
     assert "has changed since the experiment was read" in done.stderr
 

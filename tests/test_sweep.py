@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from replastic.runs.config import Experiment, parse, read
 from replastic.runs.run import Running
 from replastic.runs.spec import RunSpec, first_task_of, runs_of
 from replastic.runs.sweep import Local, OnRay, OnSlurm, Outcome, sweep
-from replastic.runs.sweep.call import experiment_of, perform, plain
+from replastic.runs.sweep.call import Call, perform
 
 
 @pytest.fixture(autouse=True)
@@ -158,10 +159,8 @@ def test_a_worker_that_is_killed_takes_one_run_down_and_the_next_sweep_goes_on_w
     assert rows_of(tmp_path / "out") == rows_of(tmp_path / "whole")
 
 
-def call_of(experiment: Experiment, arm: str, out: Path, seed: int = 1) -> Any:
-    from replastic.runs.sweep.call import Call
-
-    return Call(plain(experiment, arm), arm, seed, out=str(out))
+def call_of(experiment: Experiment, arm: str, out: Path, seed: int = 1) -> Call:
+    return Call(RunSpec(experiment, arm, seed), out)
 
 
 @pytest.mark.slow
@@ -252,34 +251,34 @@ def test_runs_that_have_finished_are_not_run_again_and_need_no_engine(tmp_path: 
 def test_a_folder_that_holds_another_run_is_an_outcome_that_says_so(tmp_path: Path) -> None:
     in_this_process.run(parse(tiny(seeds=[1], **ALONE)), tmp_path, arms=["base"], device="cpu")
     other = parse(tiny(seeds=[1], training={"renew_optimizer": False}, **ALONE))
-    told = perform(call_of(other, "base", tmp_path).text())
-    assert json.loads(told)["status"] == "not opened"
-    assert "training.renew_optimizer is true there and false here" in json.loads(told)["reason"]
+    outcome = perform(call_of(other, "base", tmp_path))
+    assert outcome.status == "not opened"
+    assert "training.renew_optimizer is true there and false here" in outcome.reason
 
 
 def test_a_run_that_diverges_is_an_outcome_of_its_own(tmp_path: Path) -> None:
     wild = {"training": {"optimizer": "sgd", "learning_rate": 1e30}}
     experiment = parse(tiny({"wild": wild}, seeds=[1], epochs=3, **ALONE))
-    outcome = json.loads(perform(call_of(experiment, "wild", tmp_path).text()))
-    assert outcome["status"] == "diverged"
-    assert "the loss is nan" in outcome["reason"]
+    outcome = perform(call_of(experiment, "wild", tmp_path))
+    assert outcome.status == "diverged"
+    assert "the loss is nan" in outcome.reason
 
 
-def test_what_workers_are_sent_is_json_and_means_the_same_run(tmp_path: Path) -> None:
+def test_what_workers_are_sent_means_the_same_run(tmp_path: Path) -> None:
     arms = {
         "redo": {"name": "redo", "grid": {"threshold": [0.0, 0.1]}},
         "both": {"methods": [{"name": "fire", "steps": 3}, {"name": "l2"}], "training": {"decay_at": [1]}},
     }
     experiment = parse(tiny(arms, measures={"names": ["effective_rank"]}, checkpoints={"minutes": 1}))
     for run in runs_of(experiment):
-        back = experiment_of(json.loads(json.dumps(plain(experiment, run.arm))))
-        assert RunSpec(back, run.arm, run.seed).config() == run.config()
-        assert back.checkpoints == experiment.checkpoints
-        assert first_task_of(RunSpec(back, run.arm, run.seed)).folder == first_task_of(run).folder
+        back = pickle.loads(pickle.dumps(run))
+        assert back == run
+        assert back.config() == run.config()
+        assert first_task_of(back).folder == first_task_of(run).folder
     # Threads and what was typed are the call's while it goes on, and the caller's again after it.
     before = torch.get_num_threads(), list(sys.argv)
     call = dataclasses.replace(call_of(parse(tiny()), "base", tmp_path), threads=2, command=["replastic", "sweep"])
-    assert json.loads(perform(call.text()))["status"] == "finished"
+    assert perform(call).status == "finished"
     made_with = read_run(tmp_path / "base" / "seed-1").provenance
     assert (made_with["threads"], made_with["command"]) == (2, ["replastic", "sweep"])
     assert (torch.get_num_threads(), sys.argv) == before
@@ -440,9 +439,8 @@ def test_a_job_that_has_to_make_room_goes_on_with_the_same_run(tmp_path: Path) -
     pytest.importorskip("submitit")
     from replastic.runs.sweep.on_slurm import Job
 
-    text = call_of(parse(tiny(**ALONE)), "base", tmp_path).text()
-    again = Job().checkpoint(text)
-    assert json.loads(again.result())["status"] == "finished"
+    again = Job().checkpoint(call_of(parse(tiny(**ALONE)), "base", tmp_path))
+    assert again.result().status == "finished"
 
 
 def test_workers_are_dealt_out_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 
 from ...options import OptionError
 from ...record.provenance import cores
-from .call import Call, Outcome, killed, outcome_from
+from .call import Call, Outcome, killed
 from .engine import Engine
 
 _PATIENCE = 10  # seconds for a thread to notice that its worker is gone
@@ -27,8 +28,8 @@ _PACKAGES = Path(__file__).resolve().parents[2]  # where workers find this packa
 class Local(Engine):
     """Worker processes, each for one run after the other: starting one costs seconds of imports.
 
-    They are programs of their own, and speak lines of JSON: a script needs no `if __name__ == "__main__"`, and what they do
-    cannot depend on what the caller has in memory.
+    They are programs of their own: a script needs no `if __name__ == "__main__"`, and runs cannot depend on the caller's
+    memory.
 
     jobs: workers side by side; else one for each core, or one for each GPU.
     device: "cuda" deals workers out over all GPUs.
@@ -44,7 +45,7 @@ class Local(Engine):
         self.devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if all_gpus else [device]
         self.jobs = jobs or (cores() if kind.type == "cpu" else len(self.devices))
         self.threads = threads or max(1, cores() // self.jobs)
-        self._workers: dict[int, subprocess.Popen[str]] = {}  # by the number of their place
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}  # by the number of their place
         self._asking: list[threading.Thread] = []
         self._changing, self._closed = threading.Lock(), False
 
@@ -71,10 +72,9 @@ class Local(Engine):
     def _perform(self, place: int, call: Call) -> Outcome:
         try:
             worker = self._worker(place)
-            answer = _ask(worker, call)
+            outcome = _ask(worker, call)
         except OSError as problem:  # too many processes, no memory
             return call.outcome("killed", f"no process could be started for it: {problem}")
-        outcome = outcome_from(answer) if answer else None
         if outcome is None or outcome.status not in ("finished", "diverged"):
             # Also one that answered: an error of CUDA leaves its process unusable, and the next run is not to fail of it.
             with self._changing:
@@ -82,7 +82,7 @@ class Local(Engine):
             _end(worker)
         return outcome or killed(call, f"its process {_how_it_ended(worker.returncode)}")
 
-    def _worker(self, place: int) -> subprocess.Popen[str]:
+    def _worker(self, place: int) -> subprocess.Popen[bytes]:
         with self._changing:
             if self._closed:
                 raise OSError("the sweep was stopped")
@@ -101,34 +101,32 @@ class Local(Engine):
             _end(worker)
 
 
-def _start(threads: int) -> subprocess.Popen[str]:
+def _start(threads: int) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join([str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     count = str(threads)
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "replastic.runs.sweep.worker"],  # -P: what lies in this folder is not imported
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count},
         # Ctrl-C is for the sweep, which ends its workers; when it is gone itself, they notice.
         start_new_session=True,
     )
 
 
-def _ask(worker: subprocess.Popen[str], call: Call) -> str:
-    """The answer of a worker; empty if it died."""
+def _ask(worker: subprocess.Popen[bytes], call: Call) -> Outcome | None:
+    """The answer of a worker; None if it died."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
-        worker.stdin.write(call.text() + "\n")
+        pickle.dump(call, worker.stdin)
         worker.stdin.flush()
-    except BrokenPipeError:
-        return ""
-    line = worker.stdout.readline()
-    return line if line.endswith("\n") else ""
+        return pickle.load(worker.stdout)
+    except (BrokenPipeError, EOFError, pickle.UnpicklingError):
+        return None
 
 
-def _end(worker: subprocess.Popen[str]) -> None:
+def _end(worker: subprocess.Popen[bytes]) -> None:
     """Workers go when nobody can speak to them any more."""
     for pipe in (worker.stdin, worker.stdout):
         if pipe is not None:

@@ -13,11 +13,11 @@ import torch
 
 from ...extras import needed
 from ...options import OptionError
-from .call import Call, Outcome, killed, outcome_from, perform
+from .call import Call, Outcome, killed, perform
 from .engine import Engine, check_dealt_device, check_engine_options
 
 _KNOWN = {"cpus": int, "gpus": float}
-_STORE = 100 * 2**20  # bytes that a cluster of our own keeps for results: they are lines of text
+_STORE = 100 * 2**20  # bytes that a cluster of our own keeps for results: they are short
 
 
 class OnRay(Engine):
@@ -59,11 +59,11 @@ class OnRay(Engine):
         while waiting or self._active:
             while waiting and len(self._active) < (self.jobs or len(calls)):
                 call = waiting.pop(0)
-                self._active[remote.remote(call.text())] = call
+                self._active[remote.remote(call)] = call
             (done, *_), _ = ray.wait(list(self._active), num_returns=1)
             call = self._active.pop(done)
             try:
-                outcome = outcome_from(ray.get(done))
+                outcome = ray.get(done)
             except ray.exceptions.RayError as problem:
                 outcome = killed(call, f"its task was lost: {str(problem).strip().splitlines()[0]}")
             yield outcome

@@ -14,7 +14,7 @@ import torch
 from ...extras import needed
 from ...options import OptionError
 from ...record.provenance import cores
-from .call import Call, Outcome, killed, outcome_from, perform
+from .call import Call, Outcome, killed, perform
 from .engine import Engine, check_dealt_device, check_engine_options
 
 _OPTIONS = {  # ours, and submitit's name for each
@@ -92,12 +92,12 @@ class OnSlurm(Engine):
 
     def _submit(self, calls: Sequence[Call]) -> None:
         with self._executor.batch():
-            jobs = [self._executor.submit(Job(), call.text()) for call in calls]
+            jobs = [self._executor.submit(Job(), call) for call in calls]
         self._active += zip(calls, jobs, strict=True)
 
     def _outcome(self, call: Call, job: Any) -> Outcome:
         try:
-            return outcome_from(job.result())
+            return job.result()
         except self._lost:
             return killed(call, f"job {job.job_id} ended without an answer ({job.state}): see {job.paths.stderr}")
 
@@ -110,14 +110,14 @@ class OnSlurm(Engine):
 class Job:
     """`perform`, as something that submitit may stop and put back into the queue."""
 
-    def __call__(self, text: str) -> str:
-        return perform(text)
+    def __call__(self, call: Call) -> Outcome:
+        return perform(call)
 
-    def checkpoint(self, text: str) -> Any:
-        """What to run next time: the same, as the run's folder knows how far it came."""
+    def checkpoint(self, call: Call) -> Any:
+        """What to run next time: the same, since the run's folder has its last checkpoint."""
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, text)
+        return DelayedSubmission(self, call)
 
 
 def _import_submitit() -> Any:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from ...options import OptionError, check_type, nearest
-from ...record import status_of
 from ..config import Experiment, read
 from ..execute import check_out, chosen_runs
 from ..spec import RunSpec, first_tasks
-from .call import Call, Outcome, ended, plain
+from .call import Call, Outcome, known
 from .engine import Engine, check_engine_options
 from .local import Local
 from .on_ray import OnRay
@@ -67,10 +66,10 @@ def sweep(
     engine = _engine(on, Path(out), jobs, device, options)
     waves = _waves(experiment, chosen_runs(experiment, arms, seeds), Path(out), root, retry=retry)
     outcomes: dict[Path, Outcome] = {}
-    for folder, (_, known) in (entry for wave in waves for entry in wave.items()):
-        if known is not None:
-            outcomes[folder] = known
-    waiting = [[call for call, known in wave.values() if known is None] for wave in waves]
+    for folder, (_, outcome) in (entry for wave in waves for entry in wave.items()):
+        if outcome is not None:
+            outcomes[folder] = outcome
+    waiting = [[call for call, outcome in wave.values() if outcome is None] for wave in waves]
     if any(waiting):
         with engine:
             for calls in filter(None, waiting):
@@ -93,33 +92,14 @@ def _waves(
     root = str(Path(root).expanduser().absolute()) if root else None
     before, after = Wave(), Wave()
     for run in runs:
-        shared = firsts.get(run.folder)
-        mine = Call(
-            plain(experiment, run.arm),
-            run.arm,
-            run.seed,
-            out=str(place),
-            shares=shared is not None,
-            root=root,
-            retry=retry,
-            command=sys.argv,
-        )
-        known = ended(mine) or _in_the_way(mine)
-        after[place / run.folder] = mine, known
-        if shared is not None and known is None and place / shared.folder not in before:
-            first = replace(mine, first_task=True, shares=False)
-            before[place / shared.folder] = first, ended(first)
+        mine = Call(run, place, firsts.get(run.folder), root=root, retry=retry, command=sys.argv)
+        outcome = known(mine)
+        after[mine.folder] = mine, outcome
+        if mine.first is not None and outcome is None:
+            first = replace(mine, run=mine.first, first=None)
+            if first.folder not in before:
+                before[first.folder] = first, known(first)
     return before, after
-
-
-def _in_the_way(call: Call) -> Outcome | None:
-    """The outcome of a run whose folder holds another: it is known before anything is trained."""
-    run = call.run
-    try:
-        status_of(Path(call.out) / run.folder, config=run.config(), seed=run.seed, arm=run.arm)
-    except (OSError, ValueError) as problem:
-        return call.outcome("not opened", str(problem))
-    return None
 
 
 def _engine(on: str, out: Path, jobs: int | None, device: torch.device | str | None, options: dict[str, Any]) -> Engine:
