@@ -1,9 +1,9 @@
-"""Names in messages: only the first few of many, and with special characters escaped."""
+"""Names and numbers as text: a few names in a sentence, unsafe characters escaped, rows as an aligned table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Control characters, which terminals execute; characters without a width; characters that change the direction of text; and
 # surrogates. Joiners (U+200C, U+200D) are allowed: they are part of words and emoji.
@@ -35,3 +35,14 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """The text with tabs and line breaks escaped, too."""
     return visible(text).replace("\t", "\\t").replace("\n", "\\n")
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """A table as lines: the first `left` columns are aligned to the left, the others to the right.
+
+    >>> aligned([["weight", "norm"], ["0", "12.5"]])
+    ['weight  norm', '0       12.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
+    return ["  ".join(side(*cell) for side, *cell in zip(sides, row, widths, strict=True)).rstrip() for row in rows]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..learner.fresh import built_like, reinitialised, seeded
-from ..listing import some
+from ..listing import aligned, some
 from ..measures import MEASURES, NotMeasurable, Probe, measure
 from ..measures.probe import Loss, Mode
 from ..methods.fire import LayerReport, fire_
@@ -303,11 +303,7 @@ def _table(diagnosis: Diagnosis) -> list[str]:
     dead, saturated = header.index("dead"), header.index("saturated")
     if all(row[dead] == row[saturated] for row in rows[1:]):  # for example with ReLU
         kept = [column for column in kept if column != saturated]
-    widths = {column: max(len(row[column]) for row in rows) for column in kept}
-    lines = []
-    for row in rows:
-        cells = [row[column].ljust(widths[column]) if column < 2 else row[column].rjust(widths[column]) for column in kept]
-        lines.append("  ".join(cells).rstrip())
+    lines = aligned([[row[column] for column in kept] for row in rows], left=2)
     if len(shown) < len(diagnosis.layers):
         lines.append(f"and {len(diagnosis.layers) - len(shown)} more without findings: see diagnosis.layers")
     return [

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from ..learner import Learner, Task
 from ..learner.fresh import built_like, memory, reinitialised, seeded
 from ..learner.task import outputs_of
+from ..listing import aligned
 from ..units import original
 
 _ENDLESS = 100_000  # batches of one pass, beyond which the mean loss is not computed
@@ -64,13 +65,7 @@ class FromScratchGap:
         rows = [[f"{self.task}: {self.steps} steps, {count}", "trained on", "from scratch", "gap"]]
         for name, gap in self.gap.items():
             rows.append([name, *(_shown(values) for values in (self.continued[name], self.fresh[name], gap))])
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join(
-            "  ".join(
-                [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-            )
-            for row in rows
-        )
+        return "\n".join(aligned(rows))
 
 
 def from_scratch_gap(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..listing import aligned
 from ..options import OptionError
 from ..record import Run
 from .ends import task_ends
@@ -89,11 +90,10 @@ def summary_table(found: Sequence[Summary]) -> list[str]:
     tasks = max(one.tasks for one in found)
     which = "task" if tasks == 1 else f"{tasks} tasks"
     head = (found[0].metric, f"first {which}", f"last {which}", "± over seeds", "n")
-    return (
-        aligned((*head, "others"), [_cells(one) for one in found])
-        if any(one.others for one in found)
-        else aligned(head, [_cells(one)[:-1] for one in found])
-    )
+    rows = [(*head, "others"), *map(_cells, found)]
+    if not any(one.others for one in found):
+        rows = [row[:-1] for row in rows]
+    return aligned(rows, left=len(rows[0]))
 
 
 def _cells(one: Summary) -> tuple[str, ...]:
@@ -105,9 +105,3 @@ def _cells(one: Summary) -> tuple[str, ...]:
 def counted(statuses: Sequence[str]) -> str:
     """For example "2 finished, 1 diverged"."""
     return ", ".join(f"{count} {status}" for status, count in Counter(statuses).items())
-
-
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as lines, with aligned columns."""
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]
