@@ -199,9 +199,9 @@ def test_only_one_who_resumed_may_write_and_nobody_after_the_end(tmp_path: Path)
         record.end("finished")
         with pytest.raises(RuntimeError, match="too late"):
             record.add({})
-        with pytest.raises(RuntimeError, match="nothing to go on with"):
+        with pytest.raises(RuntimeError, match=r"is finished: .*--out"):
             record.resume()
-        with pytest.raises(RuntimeError, match="only a failed one"):
+        with pytest.raises(RuntimeError, match="only a failed run"):
             record.retry()
     with pytest.raises(RuntimeError, match="closed"):
         record.add({})
@@ -259,7 +259,7 @@ def test_the_same_config_is_the_same_in_another_order_and_with_nan(tmp_path: Pat
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.tex").write_text("mine")
-    with pytest.raises(ValueError, match=r"is no run, and holds chapter\.tex"):
+    with pytest.raises(ValueError, match=r"is not a run folder \(it contains chapter\.tex\)"):
         opened(tmp_path / "thesis")
     with pytest.raises(OSError, match="was not opened"):
         opened(tmp_path / "thesis/chapter.tex")
@@ -268,7 +268,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
 
 def test_two_cannot_write_to_one_folder_and_the_second_hears_who_does(tmp_path: Path) -> None:
     record = opened(tmp_path / "run")
-    with pytest.raises(RuntimeError, match=rf"process {os.getpid()} on host .*this very one"):
+    with pytest.raises(RuntimeError, match=rf"process {os.getpid()} on host .*close"):
         opened(tmp_path / "run")
     record.close()
     opened(tmp_path / "run").close()
@@ -298,7 +298,7 @@ def test_a_forked_worker_neither_writes_nor_holds_the_folder_of_a_parent_that_is
 
     child = in_child(trainer)
     wait_until(wrote.exists)
-    with pytest.raises(RuntimeError, match=f"process {child.pid} on host .*end it, or give another --out"):
+    with pytest.raises(RuntimeError, match=f"process {child.pid} on host .*--out"):
         opened(tmp_path / "run")
     child.kill()
     child.join()
@@ -365,7 +365,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_on(name: str, tmp_path: Path
     (newest / name).write_bytes((newest / name).read_bytes()[:-3])
     record = opened(folder)
     before = contents(folder)
-    with pytest.raises(ValueError, match=f"000002, is damaged, and there is the older 000001: delete {newest} to go on"):
+    with pytest.raises(ValueError, match=f"000002, is damaged.* 000001 .*delete {newest}"):
         record.resume()
     assert contents(folder) == before
     shutil.rmtree(newest)  # as it says
@@ -416,7 +416,7 @@ def test_a_row_that_does_not_fit_is_not_there_and_those_before_are(tmp_path: Pat
         before = contents(tmp_path / "run")
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", full)
-            with pytest.raises(OSError, match=r"the row was not written, and the 1 before it are\. Make room"):
+            with pytest.raises(OSError, match=r"the row was not written; the 1 .* Make room"):
                 record.add({"step": 2})
         assert len(calls) == 3
         assert contents(tmp_path / "run") == before

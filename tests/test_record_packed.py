@@ -285,7 +285,7 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
     there = tmp_path / "study.jsonl.gz"
     pack(folder, there)
     data = there.read_bytes()
-    with pytest.raises(FileExistsError, match=r"study\.jsonl\.gz is there already"):
+    with pytest.raises(FileExistsError, match=r"study\.jsonl\.gz exists"):
         pack(folder, there)
     with pytest.raises(ValueError, match=r"study\.gz\.jsonl\.gz"):
         pack(folder, tmp_path / "study.gz")
@@ -296,7 +296,7 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
         pack(tmp_path / "empty", tmp_path / "new.jsonl.gz")
     before = contents(folder)
     for out in (folder, there):
-        with pytest.raises(FileExistsError, match=f"{out.name} is there already"):
+        with pytest.raises(FileExistsError, match=f"{out.name} exists"):
             unpack(there, out)
     assert (there.read_bytes(), contents(folder)) == (data, before)
 
@@ -332,4 +332,4 @@ def test_the_commands_say_what_they_did(folder: Path, tmp_path: Path, capsys: An
     assert main(["unpack", str(packed), "-o", str(tmp_path / "back")]) == 0
     assert "back holds 5 runs" in capsys.readouterr().out
     assert main(["unpack", str(packed), "-o", str(tmp_path / "back")]) == 2
-    assert "back is there already" in capsys.readouterr().err
+    assert "back exists" in capsys.readouterr().err

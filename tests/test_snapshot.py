@@ -301,7 +301,7 @@ def test_a_second_save_takes_the_place_of_the_first(tmp_path: Path) -> None:
 def test_something_else_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s/thesis.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="no snapshot"):
+    with pytest.raises(FileExistsError, match="not a snapshot"):
         snapshot.save(tmp_path / "s", {})
     assert (tmp_path / "s/thesis.txt").read_text() == "mine"
 
@@ -328,7 +328,7 @@ def test_a_full_disk_at_any_moment_leaves_the_snapshot_that_was_there(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, call, full)
-        with pytest.raises(OSError, match=r"No space left on device: .*s was not written.*as it was. Make room") as raised:
+        with pytest.raises(OSError, match=r"No space left on device: .*s was not written.*unchanged. Make room") as raised:
             snapshot.save(tmp_path / "s", {"a": torch.ones(5)})
     assert raised.value.errno == errno.ENOSPC
     assert torch.equal(snapshot.load(tmp_path / "s")["a"], torch.zeros(5))

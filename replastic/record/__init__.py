@@ -1,4 +1,4 @@
-"""One run = one folder: written by `Record`, read by `read`; `pack` makes one file of many."""
+"""One run = one folder: `Record` writes it, `read` reads it, and `pack` makes one file of many."""
 
 from .checkpoints import load_checkpoint as load_checkpoint
 from .files import RecordNotWritten as RecordNotWritten

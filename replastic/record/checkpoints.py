@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, and the newest of them."""
+"""Find and load the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .schema import NOTE, check
 
 
 def load_newest(there: list[Path]) -> tuple[Any, dict[str, Any]]:
-    """State and note of the last of these checkpoints; ValueError with the way on if it is damaged."""
-    from . import snapshot  # with it comes torch, and records are read without it
+    """State and note of the last of these checkpoints; if it is damaged, a ValueError that says what to do."""
+    from . import snapshot  # imports torch, which is not needed to read records
 
     newest = there[-1]
     try:
@@ -20,10 +20,10 @@ def load_newest(there: list[Path]) -> tuple[Any, dict[str, Any]]:
         check(note, NOTE, "its note")
         return state, note
     except ValueError as error:
-        hint = f"there is no older one: delete {newest} to begin the run again"
+        hint = f"there is no older one: delete {newest} to start the run again"
         if there[1:]:
-            hint = f"there is the older {there[-2].name}: delete {newest} to go on from that"
-        raise ValueError(f"the newest checkpoint, {newest.name}, is damaged, and {hint}. {error}") from error
+            hint = f"{there[-2].name} is older: delete {newest} to continue from it"
+        raise ValueError(f"the newest checkpoint, {newest.name}, is damaged; {hint}. {error}") from error
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -33,9 +33,9 @@ def checkpoints_of(folder: Path) -> list[Path]:
 
 
 def load_checkpoint(folder: str | Path | Packed) -> tuple[dict[str, int], Any]:
-    """Position and state of a run's last checkpoint, for others to start from."""
+    """Position and state of a run's last checkpoint, from which other runs may start."""
     there = checkpoints_of(Path(str(folder)))
     if not there:
-        raise FileNotFoundError(f"{folder} has no checkpoint: pass a run that was saved (packed files hold none)")
+        raise FileNotFoundError(f"{folder} has no checkpoint: pass the folder of a saved run (packed files have none)")
     state, note = load_newest(there)
     return note["position"], state

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also when a process is killed or a disk gets full."""
+"""Write files that are either whole or absent, even if the process is killed or the disk is full."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Readable(Protocol):
 
 
 def part_of(path: Path) -> Path:
-    """A name beside `path` for what is not whole yet."""
+    """A name next to `path` for a file that is not whole yet."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
 
 
 def clean(folder: Path) -> None:
-    """Delete what killed processes left half written. Only for who knows that nobody else writes here."""
+    """Delete what killed processes left half written. Call it only if no other process writes here."""
     for left in folder.glob(".*.part"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def plain(value: Any, path: str) -> Any:
-    """What JSON gives back as it was, tuples as lists; TypeError that says where something else is."""
+    """A copy that JSON can hold, with tuples as lists; TypeError, with the place, if it cannot hold a value."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):  # numpy's float64 is one
@@ -45,16 +45,16 @@ def plain(value: Any, path: str) -> Any:
     if isinstance(value, Mapping):
         wrong = [key for key in value if type(key) is not str]
         if wrong:
-            raise TypeError(f"{path} has the key {wrong[0]!r}, a {type_name(wrong[0])}: keys are str, as in str(key)")
+            raise TypeError(f"{path} has the key {wrong[0]!r}, a {type_name(wrong[0])}: keys must be str, such as str(key)")
         return {key: plain(item, f"{path}[{json.dumps(key)}]") for key, item in value.items()}
     raise TypeError(
         f"{path} is a {type_name(value)}: it must be int, float, bool, str, None, or lists and dicts of these, "
-        "as in float(x) or x.tolist()"
+        "for example float(x) or x.tolist()"
     )
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every value of a config by its path, as text: there NaN is NaN, and 1 is neither 1.0 nor true."""
+    """Every value of a config by its path, as JSON text, in which NaN equals NaN and 1 differs from 1.0 and true."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves(item, f"{path}.{json.dumps(key) if '.' in key else key}")
@@ -63,16 +63,16 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """A JSON file that appears whole or not at all, and is on the disk when this returns."""
+    """Write a JSON file, whole or not at all; it is on the disk when this returns."""
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
     sync_folder(path.parent)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A file that appears whole or not at all, in place of the one that was there."""
+    """Write or replace a file, whole or not at all."""
     part = part_of(path)
     try:
-        with explained(f"{path.name} was not written, and what was there before is as it was"):
+        with explained(f"{path.name} was not written, and the file that was there before is unchanged"):
             write_synced(part, [content])
             part.replace(path)
     finally:
@@ -80,7 +80,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Readable, kind: Kind) -> dict[str, Any]:
-    """What `write_json` wrote; ValueError if it is damaged, or is not of this kind, as in `schema`."""
+    """Read what `write_json` wrote; ValueError if it is damaged, or not of this kind of `schema`."""
     try:
         return parsed(read_bytes(path), kind)
     except ValueError as error:
@@ -90,14 +90,14 @@ def read_json(path: Readable, kind: Kind) -> dict[str, Any]:
 
 
 def read_bytes(path: Readable) -> bytes:
-    """Of a file. A pipe would be waited for without end, and a device read without end."""
+    """Read a file. Anything else is refused: reading a pipe or a device might never end."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a file: bring the file back from a copy, or delete the folder of the run")
+        raise ValueError(f"{path} is not a file: restore the file from a copy, or delete the folder of the run")
     return path.read_bytes()
 
 
 def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """A new file, on the disk when this returns."""
+    """Write a new file; it is on the disk when this returns."""
     with open(path, "xb") as file:
         for piece in pieces:
             file.write(piece)
@@ -106,7 +106,7 @@ def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: a file that is synced may still be lost with its name."""
+    """Write the names in a folder to the disk: without its name, a synced file may still be lost."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -118,20 +118,20 @@ def sync_folder(folder: Path) -> None:
 
 
 class RecordNotWritten(OSError):
-    """The disk is full, or not to be written to; what was written before is whole."""
+    """The disk is full or cannot be written to; what was written before is whole."""
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Errors of the operating system, with what they mean for the files here and what to do."""
+    """Turn errors of the operating system into ones that say what happened to the files, and what to do."""
     try:
         yield
     except OSError as error:
-        full = ". Make room on the disk, then go on" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        full = ". Make room on the disk, then continue" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise RecordNotWritten(error.errno, f"{error.strerror}: {what}{full}", error.filename) from error
 
 
 def type_name(value: object) -> str:
-    """A value's type, as one would import it."""
+    """The name of a value's type, with its module."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

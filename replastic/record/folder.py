@@ -1,14 +1,14 @@
-"""One run = one folder: what is run, the rows it gives, and checkpoints to go on from.
+"""One run = one folder: its settings, its rows, and checkpoints from which it can be resumed.
 
     run.json             config, arm, seed, provenance; written once
-    rows.jsonl           a row a line; no clock in them, so that the same run gives the same file, byte for byte
-    times.jsonl          for each row, the seconds that the run took until then, stops not counted
-    resumes.jsonl        a line each time that it went on: when, from where, with what
+    rows.jsonl           a row per line, without times, so that the same run gives the same file, byte for byte
+    times.jsonl          for each row, the seconds that the run had taken, without stops
+    resumes.jsonl        a line for each resume: when, from where, with what
     checkpoints/NNNNNN/  snapshots; the last two are kept
-    end.json             status (finished, diverged, failed) and reason; absent while it runs, or after a kill
+    end.json             status (finished, diverged, failed) and reason; absent during the run and after a kill
     lock                 held while a process writes here
 
-The lines are JSON as Python writes it: NaN, Infinity and -Infinity stand for what they say.
+The lines are JSON as Python writes it, with NaN, Infinity and -Infinity.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .provenance import provenance
 from .reading import FORMAT, read_end, read_run
 from .schema import ENDINGS, NOTE, ROW, RUN, check, written
 
-_KEPT = 2  # checkpoints: the newest, and one to go back to if that is damaged
+_KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
 
 class Record(AbstractContextManager["Record"]):
@@ -46,27 +46,27 @@ class Record(AbstractContextManager["Record"]):
     ...     read(folder).rows
     [{'step': 1, 'loss': 2.3}]
 
-    status: "new", "started" (it was stopped, or is going on), or how it ended. One that was started goes on with `resume`.
+    status: "new", "started" (running or stopped), or how it ended. A run that was started continues with `resume`.
     """
 
     def __init__(self, folder: Path, lock: Lock, status: str) -> None:
         self.folder, self.status, self._lock = folder, status, lock
         self._rows, self._times = Log(folder / "rows.jsonl"), Log(folder / "times.jsonl")
-        self._placed = status == "new"  # whether the logs end where the run stands
+        self._placed = status == "new"  # whether the logs end at the position of the run
         self._before, self._since = 0.0, time.monotonic()
 
     @classmethod
     def open(
         cls, folder: str | Path, *, config: Mapping[str, Any], seed: int, arm: str, about: Mapping[str, Any] | None = None
     ) -> Record:
-        """Make the folder, or open it to go on with the same config, seed and arm.
+        """Make the folder, or open it to continue the run with the same config, seed and arm.
 
-        about: what is said of the run and decides nothing; it may be another when the run goes on.
+        about: a description that does not affect the results; it may change when the run continues.
         """
         folder = Path(folder)
         given = {"config": plain({**config}, "config"), "arm": arm, "seed": seed}
         if type(seed) is not int or not isinstance(arm, str):
-            raise TypeError(f"seed={seed!r}, arm={arm!r}: give a whole number and a name")
+            raise TypeError(f"seed={seed!r}, arm={arm!r}: pass an integer and a name")
         said = {**given, "about": plain({**(about or {})}, "about")}
         written({"format": FORMAT, **said, "provenance": {}}, RUN, "run.json")
         _is_run(folder, given)  # before anything is touched
@@ -74,7 +74,7 @@ class Record(AbstractContextManager["Record"]):
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder / "lock")
         try:
-            started = _is_run(folder, given)  # again: another process may have made it until the lock was ours
+            started = _is_run(folder, given)  # again: another process may have made it before we had the lock
             clean(folder)
             clean(folder / "checkpoints")
             if not started:
@@ -92,16 +92,16 @@ class Record(AbstractContextManager["Record"]):
             raise
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Write a row, all of it or nothing: by name int, float, bool, str, None, and lists and dicts of these.
+        """Write a row, whole or not at all. Its values are int, float, bool, str, None, and lists and dicts of these.
 
-        What reports compute with has a kind of its own: task, epoch and step are integers, and what ends in "accuracy" or
-        "loss" is a number or None.
+        Values that reports use are checked: task, epoch and step are integers, and names that end in "accuracy" or "loss"
+        have a number or None.
         """
         self._check_going("add")
         line, before = written(plain({**row}, "row"), ROW, "the row"), self._times.end
-        with explained(f"the row was not written, and the {self._rows.end.lines} before it are"):
+        with explained(f"the row was not written; the {self._rows.end.lines} rows before it were"):
             try:
-                self._times.append(json.dumps(round(self._seconds(), 4)))  # first, so that no row is without
+                self._times.append(json.dumps(round(self._seconds(), 4)))  # first, so that every row has one
                 self._rows.append(line)
             except BaseException:
                 self._times.cut(before)
@@ -109,17 +109,17 @@ class Record(AbstractContextManager["Record"]):
         self.status = "started"
 
     def save(self, position: Mapping[str, int], state: Mapping[str, Any]) -> None:
-        """Write a checkpoint. Rows up to here are on the disk before, and are never cut off any more.
+        """Write a checkpoint. Rows up to here are written to the disk first and are never removed.
 
-        position: where the run stands, as in {"task": 2, "epoch": 0}.
-        state: what `snapshot.save` takes, such as learner.state_dict().
+        position: the position of the run, for example {"task": 2, "epoch": 0}.
+        state: what `snapshot.save` accepts, such as learner.state_dict().
         """
-        from . import snapshot  # with it comes torch, and records are read without it
+        from . import snapshot  # imports torch, which is not needed to read records
 
         self._check_going("save")
         note = {"position": plain({**position}, "position"), "seconds": self._seconds()}
         check(note["position"], NOTE["position"], "position")
-        with explained("the checkpoint was not written; rows and earlier checkpoints are as they were"):
+        with explained("the checkpoint was not written; rows and earlier checkpoints are unchanged"):
             note |= self._sync()
             (self.folder / "checkpoints").mkdir(exist_ok=True)
             sync_folder(self.folder)
@@ -131,13 +131,13 @@ class Record(AbstractContextManager["Record"]):
         self.status = "started"
 
     def resume(self) -> tuple[dict[str, int], dict[str, Any]] | None:
-        """Position and state of the last checkpoint, with the rows after it cut off: they will come again.
+        """Position and state of the last checkpoint; rows after it are removed, because they will be written again.
 
-        None: nothing was saved, and the run begins anew without rows. Nothing is changed if a file turns out damaged.
+        None: there is no checkpoint, and the run starts again without rows. If a file is damaged, nothing is changed.
         """
         self._check_open()
         if self.status in ENDINGS:
-            hint = "call retry() first" if self.status == "failed" else "there is nothing to go on with; give another --out"
+            hint = "call retry() first" if self.status == "failed" else "there is nothing to resume; pass another --out"
             raise RuntimeError(f"the run {self.folder} is {self.status}: {hint}")
         there, going_on = checkpoints_of(self.folder), not self._placed
         state, note, rows, times = None, {"position": {}, "seconds": 0.0}, Mark(), Mark()
@@ -147,7 +147,7 @@ class Record(AbstractContextManager["Record"]):
                 check_lines(log.path, log.path.read_bytes(), note[log.path.stem], f"checkpoint {there[-1].name}")
                 for log in (self._rows, self._times)
             )
-        with explained("the run was not resumed, and nothing before its last checkpoint was changed"):
+        with explained("the run was not resumed; nothing before its last checkpoint was changed"):
             self._rows.cut(rows)
             self._times.cut(times)
             if going_on:
@@ -156,26 +156,26 @@ class Record(AbstractContextManager["Record"]):
         return None if state is None else (note["position"], state)
 
     def end(self, status: str, reason: str = "") -> None:
-        """Say how the run ended: finished, diverged or failed."""
+        """Record how the run ended: finished, diverged or failed."""
         if status not in ENDINGS:
             raise ValueError(f"a run ends as one of {', '.join(ENDINGS)}, not {status!r}: call end('finished')")
         self._check_going("end")
-        with explained("the end of the run was not written; its rows are as they were"):
+        with explained("the end of the run was not written; its rows are unchanged"):
             marks = self._sync()
         write_json(self.folder / "end.json", {"status": status, "reason": str(reason), **marks})
         self.status = status
 
     def retry(self) -> None:
-        """Let a failed run go on: `resume` comes next."""
+        """Allow a failed run to continue; call `resume` next."""
         self._check_open()
         if self.status != "failed":
-            raise RuntimeError(f"the run {self.folder} is {self.status}: only a failed one is tried again")
+            raise RuntimeError(f"the run {self.folder} is {self.status}: only a failed run can be tried again")
         (self.folder / "end.json").unlink()
         sync_folder(self.folder)
         self.status, self._placed = "started", False
 
     def close(self) -> None:
-        """Let another process have the folder. What was written stays; a run that has not ended can be opened to go on."""
+        """Release the folder for other processes. A run that has not ended can be opened again to continue it."""
         if self._lock.file is not None:
             self._rows.close()
             self._times.close()
@@ -191,12 +191,12 @@ class Record(AbstractContextManager["Record"]):
     def _check_going(self, verb: str) -> None:
         self._check_open()
         if self.status in ENDINGS:
-            raise RuntimeError(f"the run {self.folder} is {self.status}: {verb}() comes too late. Give another --out")
+            raise RuntimeError(f"the run {self.folder} is {self.status}: {verb}() comes too late. Pass another --out")
         if not self._placed:
             raise RuntimeError(f"the run {self.folder} was started before: call resume() before {verb}()")
 
     def _sync(self) -> dict[str, Any]:
-        """Bring the rows to the disk, and say how far they go."""
+        """Write the rows to the disk, and return the ends of the logs."""
         return {log.path.stem: log.sync() for log in (self._rows, self._times)}
 
     def _seconds(self) -> float:
@@ -204,7 +204,7 @@ class Record(AbstractContextManager["Record"]):
 
     def _note_resume(self, checkpoint: str | None) -> None:
         with closing(Log(self.folder / "resumes.jsonl")) as log:
-            log.cut(Mark(size=log.path.read_bytes().rfind(b"\n") + 1))  # a kill may have left half a line
+            log.cut(Mark(size=log.path.read_bytes().rfind(b"\n") + 1))  # a kill may have left an incomplete line
             when = datetime.now(UTC).isoformat(timespec="seconds")
             line = {"when": when, "checkpoint": checkpoint, "rows": self._rows.end.lines, "provenance": provenance()}
             log.append(json.dumps(line))
@@ -212,19 +212,19 @@ class Record(AbstractContextManager["Record"]):
 
 
 def status_of(folder: str | Path, *, config: Mapping[str, Any], seed: int, arm: str) -> str:
-    """How a run stands that may be there already, without opening it; ValueError if something else is there."""
+    """The status of a run that may exist already, without opening it; ValueError if the folder holds something else."""
     given = {"config": plain({**config}, "config"), "arm": arm, "seed": seed}
     return read_end(Path(folder))["status"] if _is_run(Path(folder), given) else "new"
 
 
 def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
-    """Whether this run was started there; ValueError if something else is."""
+    """Whether this run was started in the folder; ValueError if something else is there."""
     refuse_packed(folder)
     if not (folder / "run.json").exists():
-        ours = re.compile(r"lock|\..*\.part")  # a process that was killed before run.json was written leaves these
+        ours = re.compile(r"lock|\..*\.part")  # left by a process that was killed before it wrote run.json
         others = sorted(path.name for path in folder.glob("*") if not ours.fullmatch(path.name))
         if others:
-            raise ValueError(f"{folder} is no run, and holds {others[0]}: give an empty folder or a new one, as --out")
+            raise ValueError(f"{folder} is not a run folder (it contains {others[0]}): pass an empty or new --out")
         return False
     there = read_run(folder)
     old, new = (dict(leaf for key in given for leaf in leaves(of[key], key)) for of in (there, given))
@@ -232,6 +232,6 @@ def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
         if old.get(key) != new.get(key):
             raise ValueError(
                 f"{folder} holds another run: {key} is {old.get(key, 'missing')} there and {new.get(key, 'missing')} here. "
-                "To run this one too, give it another folder with --out; to go on with that one, give what it was begun with"
+                "To run this one too, pass another --out; to continue that one, use the settings it was started with"
             )
     return True

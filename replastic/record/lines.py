@@ -1,4 +1,4 @@
-"""Logs: files of lines that are only ever added."""
+"""Logs: files to which lines are appended."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .schema import ANYTHING, Kind, parsed
 
 
 class Mark(NamedTuple):
-    """How far a log is written."""
+    """A place in a log: the number of lines and bytes before it, and their checksum."""
 
     lines: int = 0
     size: int = 0  # bytes
-    digest: Any = hashlib.sha256()  # only ever copied
+    digest: Any = hashlib.sha256()  # always copied before it is updated
 
 
 class Log:
-    """A file of lines that are only ever added, each at once and whole: a kill loses none that `append` returned from."""
+    """A file to which whole lines are appended: a line is safe from a kill as soon as `append` returns."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.end = path, Mark()
@@ -34,7 +34,7 @@ class Log:
         try:
             left = memoryview(data)
             while left:
-                left = left[os.write(self._file, left) :]  # a disk that gets full takes a part first
+                left = left[os.write(self._file, left) :]  # a disk that fills up writes a part first
         except BaseException:
             self.cut(self.end)
             raise
@@ -53,13 +53,13 @@ class Log:
 
 
 def check_lines(path: Readable, data: bytes, noted: Mapping[str, Any], by: str) -> Mark:
-    """Where the log ended when `by` was written; ValueError unless everything before is as it was."""
+    """The end of the log when `by` was written; ValueError if anything before it has changed."""
     kept = data[: noted["bytes"]]
     digest = hashlib.sha256(kept)
     if digest.hexdigest() == noted["sha256"] and kept.count(10) == noted["lines"]:
         return Mark(noted["lines"], noted["bytes"], digest)
     says = (
-        f"{by} was written when it had {noted['lines']} lines. Nothing was changed: bring the file back from a copy, or "
+        f"{by} was written when it had {noted['lines']} lines. Nothing was changed: restore the file from a copy, or "
         "delete the folder of the run and run it again"
     )
     lines_of(path, kept[: kept.rfind(b"\n") + 1], ANYTHING)
@@ -69,21 +69,21 @@ def check_lines(path: Readable, data: bytes, noted: Mapping[str, Any], by: str) 
 
 
 def lines_of(path: Readable, data: bytes, kind: Kind) -> list[Any]:
-    """Whole lines as what they say; ValueError for one that is damaged, or not of this kind, as in `schema`."""
+    """Parse whole lines; ValueError if one is damaged, or not of this kind of `schema`."""
     rows = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             rows.append(parsed(line, kind))
         except ValueError as error:
             raise ValueError(
-                f"{path} is damaged in line {number} ({error}): bring the file back "
-                "from a copy, or delete the folder of the run and run it again"
+                f"{path} is damaged in line {number} ({error}): restore the file from a copy, or delete the folder of the "
+                "run and run it again"
             ) from error
     return rows
 
 
 def read_lines(path: Readable, kind: Kind, noted: Mapping[str, Any] | None) -> list[Any]:
-    """What a log says, up to where `noted` says it ends, or to its last whole line."""
+    """Parse a log up to the end in `noted`, or up to its last whole line."""
     data = read_bytes(path) if path.exists() else b""
     end = data.rfind(b"\n") + 1 if noted is None else check_lines(path, data, noted, "end.json").size
     return lines_of(path, data[:end], kind)

@@ -1,4 +1,4 @@
-"""Who writes to a folder: one process at a time."""
+"""A lock, so that one process at a time writes to a folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .schema import LOCK, parsed
 
 
 class Lock:
-    """Says which process writes to a folder; the system lets go of it when that process ends, however it ends."""
+    """Held by the process that writes to a folder; the system releases it when that process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        import fcntl  # here, as reading runs needs none of it
+        import fcntl  # not at the top: it is not needed to read runs
 
         self.file: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -38,12 +38,12 @@ class Lock:
 
 
 _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):  # a data loader's forked workers would hold the lock on when their parent is dead
+if hasattr(os, "register_at_fork"):  # or else a data loader's forked workers would keep the lock when their parent dies
     os.register_at_fork(after_in_child=lambda: [lock.release() for lock in list(_LOCKS)])
 
 
 def check_free(path: Path) -> None:
-    """RuntimeError if a process writes to the folder of this lock. The lock is neither changed nor kept."""
+    """Raise a RuntimeError if a process holds this lock. The lock is neither changed nor kept."""
     import fcntl
 
     with path.open("rb") as file:
@@ -55,8 +55,8 @@ def check_free(path: Path) -> None:
 
 def _held_by(path: Path) -> str:
     holder: dict[str, Any] = {}
-    with suppress(OSError, ValueError):  # between taking the lock and writing who has it lies a moment
+    with suppress(OSError, ValueError):  # the holder takes the lock a moment before it writes its name
         holder = parsed(path.read_bytes(), LOCK)
     here = holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname()
-    hint = "this very one: close() its Record first" if here else "wait for it, end it, or give another --out"
+    hint = "this process: close() its Record first" if here else "wait for it, end it, or pass another --out"
     return f"the run {path.parent} is open in process {holder.get('pid')} on host {holder.get('host')}: {hint}"

@@ -1,6 +1,6 @@
-"""Records as one file: a folder of runs as JSON lines in gzip, that comes back byte for byte.
+"""Pack a folder of runs into one file of JSON lines in gzip, and unpack it byte for byte.
 
-The first line says the format and how many files follow; then a line for each file has its path and its text. The same
+The first line has the format and the number of files; each further line has the path and the text of a file. The same
 folder gives the same bytes. Checkpoints and locks are left out.
 """
 
@@ -24,14 +24,14 @@ from .schema import PACK, PACKED_FILE, parsed
 
 SUFFIX = ".jsonl.gz"
 FORMAT = "replastic pack 1"
-_MOST = 2**29  # bytes of text, nearly a hundred times what the largest committed record has: a file may claim any size
+_MOST = 2**29  # bytes of text, about a hundred times the largest committed record: a file may claim any size
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A place in a packed file, which is read as a path is.
+    """A place in a packed file, which can be read like a path.
 
-    files: what lies below it, by path.
+    files: the files below it, by path.
     """
 
     pack: Path
@@ -63,43 +63,43 @@ class Packed:
 
 
 def is_packed(path: str | Path) -> bool:
-    """Whether it is a file that has a packed file's name."""
+    """Whether it is a file with the name of a packed file."""
     return str(path).endswith(SUFFIX) and Path(path).is_file()
 
 
 def refuse_packed(folder: Path) -> None:
-    """ValueError if this folder would lie in a packed file: nothing can be written there."""
+    """Raise a ValueError if this folder would be inside a packed file, where nothing can be written."""
     for path in (folder, *folder.parents):
         if is_packed(path):
             raise ValueError(
-                f"{path} is a packed file, to which nothing can be added: unpack it first, as in replastic unpack {path} -o "
+                f"{path} is a packed file, to which nothing can be added: unpack it first with replastic unpack {path} -o "
                 f"{path.name.removesuffix(SUFFIX)}"
             )
 
 
 def runs_in(pack: Path) -> list[Packed]:
-    """Every run in a packed file, sorted as folders are; ValueError if the file is damaged."""
+    """All runs in a packed file, sorted like folders; ValueError if the file is damaged."""
     runs: dict[str, dict[str, bytes]] = {}
     files = {tuple(name.split("/")): (name, data) for name, data in files_in(pack).items()}
     tops = {path[:-1] for path in files if path[-1] == "run.json"}
     for path, (name, data) in files.items():
         top = next((path[:depth] for depth in range(len(path)) if path[:depth] in tops), None)
-        if top is not None:  # the topmost one: there are no runs inside runs
+        if top is not None:  # the topmost one: runs do not contain runs
             runs.setdefault("/".join(top), {})[name] = data
     return [Packed(pack, name, inside) for name, inside in runs.items()]
 
 
 def pack(folder: str | Path, out: str | Path) -> list[str]:
-    """Write the runs at or below a folder, with every other text file that is there, as one file.
+    """Write the runs at or below a folder, and every other text file there, as one file.
 
-    Returns the paths of what is left out: checkpoints of runs.
+    Returns the paths that are left out: the checkpoints of runs.
     """
     folder, out = Path(folder), Path(out)
     if not str(out.name).endswith(SUFFIX):
-        raise ValueError(f"{out} does not end in {SUFFIX}, by which packed files are found: write {out}{SUFFIX}")
+        raise ValueError(f"{out} does not end in {SUFFIX}, by which packed files are recognised: pass {out}{SUFFIX}")
     _check_new(out)
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}: pass the one that runs were written to")
+        raise FileNotFoundError(f"there is no folder {folder}: pass the folder of the runs")
     files, left_out = dict[str, bytes](), list[str]()
     for path in _walked(folder, left_out):
         name = path.relative_to(folder).as_posix()
@@ -112,7 +112,7 @@ def pack(folder: str | Path, out: str | Path) -> list[str]:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_synced(part, [data])
             if files_in(part) != files:
-                raise ValueError(f"{out} was not written: what was read back differs from {folder}. Check the disk")
+                raise ValueError(f"{out} was not written: its content differs from {folder} when read back. Check the disk")
             part.rename(out)
             sync_folder(out.parent)
     finally:
@@ -121,7 +121,7 @@ def pack(folder: str | Path, out: str | Path) -> list[str]:
 
 
 def unpack(pack: str | Path, out: str | Path) -> None:
-    """Write every file of a packed file below a new folder, byte for byte; nothing is written if it is damaged."""
+    """Write all files of a packed file below a new folder, byte for byte; nothing is written if it is damaged."""
     pack, out = Path(pack), Path(out).absolute()
     files = files_in(pack)
     if not out.is_dir() or any(out.iterdir()):
@@ -133,7 +133,7 @@ def unpack(pack: str | Path, out: str | Path) -> None:
                 path = part / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_synced(path, [data])
-            part.rename(out)  # over an empty folder, too
+            part.rename(out)  # also replaces an empty folder
             sync_folder(out.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -141,11 +141,11 @@ def unpack(pack: str | Path, out: str | Path) -> None:
 
 def _check_new(out: Path) -> None:
     if out.exists() or out.is_symlink():
-        raise FileExistsError(f"{out} is there already, and is not overwritten: give a new -o, or delete it first")
+        raise FileExistsError(f"{out} exists already and is not overwritten: pass a new -o, or delete it first")
 
 
 def _walked(folder: Path, left_out: list[str]) -> Iterator[Path]:
-    """Every file that is packed, sorted; what is not a file or folder is refused, and so are runs that go on."""
+    """The files to pack, sorted; running runs, and anything that is not a file or folder, are refused."""
 
     def refuse(problem: OSError) -> None:
         raise problem
@@ -172,7 +172,7 @@ def _text_of(path: Path) -> bytes:
         data.decode()
     except UnicodeError:
         raise ValueError(
-            f"{str(path)!r} is not a text in UTF-8, and packed files hold texts: nothing was packed. Move the file elsewhere"
+            f"{str(path)!r} is not text in UTF-8, as packed files need: nothing was packed. Move the file elsewhere"
         ) from None
     return data
 
@@ -185,13 +185,13 @@ def _packed(files: Mapping[str, bytes], folder: Path) -> bytes:
     if len(text) > _MOST:
         raise ValueError(f"{folder} has {len(text):,} bytes, and a packed file {_MOST:,} at most: pack its arms one by one")
     packed = io.BytesIO()
-    with gzip.GzipFile("", "wb", compresslevel=9, fileobj=packed, mtime=0) as file:  # no name, no time
+    with gzip.GzipFile("", "wb", compresslevel=9, fileobj=packed, mtime=0) as file:  # no name, no time: the same bytes again
         file.write(text)
     return packed.getvalue()
 
 
 def files_in(pack: Path) -> dict[str, bytes]:
-    """What a packed file holds, by path, sorted; ValueError if it is damaged, or could not have been written by `pack`."""
+    """The files in a packed file, by path, sorted; ValueError if it is damaged, or `pack` cannot have written it."""
     try:
         with gzip.open(io.BytesIO(read_bytes(pack))) as file:
             text = file.read(_MOST + 1)
@@ -207,14 +207,14 @@ def files_in(pack: Path) -> dict[str, bytes]:
         _check_names([line["path"] for line in found])
         return {line["path"]: line["text"].encode() for line in found}
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-        raise ValueError(f"{pack} is damaged, or not a packed file ({error}): bring it back from a copy") from error
+        raise ValueError(f"{pack} is damaged, or not a packed file ({error}): restore it from a copy") from error
 
 
 def _check_names(names: list[str]) -> None:
-    """ValueError unless these are paths below a folder, each once, sorted, and none is a folder of another."""
+    """Raise a ValueError unless these are sorted, distinct paths below a folder, none inside another."""
     paths = [tuple(name.split("/")) for name in names]
     for name, path in zip(names, paths, strict=True):
-        name.encode()  # a name that is not UTF-8 cannot be written everywhere
+        name.encode()  # a name that is not UTF-8 cannot be written on every system
         plain = not set(path) & {"", ".", ".."} and not set(name) & {"\\", "\0"} and not PureWindowsPath(name).drive
         if not plain:
             raise ValueError(f"{name!r:.200} is not a path below a folder")

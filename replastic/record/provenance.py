@@ -1,4 +1,4 @@
-"""What a run was made with: versions, machine, commit and command."""
+"""The provenance of a run: versions, machine, commit and command."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .schema import STAMPED, parsed
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 STAMP = ".replastic-commit"  # next to the package, in a copy of a checkout that has no history
-_PATIENCE = 5  # seconds for another program to answer, on a slow disk
+_PATIENCE = 5  # seconds that another program may take to answer, on a slow disk
 
 
 def provenance() -> dict[str, Any]:
-    """Plain values for JSON; what cannot be found out is None, and nothing raises.
+    """Plain values for JSON; unknown ones are None, and nothing raises.
 
     >>> import torch
     >>> provenance()["torch"] == torch.__version__
     True
     """
-    import torch  # not above: records are read without it
+    import torch  # not at the top: it is not needed to read records
 
     return {
         "replastic": version_of("replastic"),
@@ -50,18 +50,18 @@ def provenance() -> dict[str, Any]:
 
 
 def command() -> list[str]:
-    """As it was typed: the program's name, without the folder that it lies in, and its arguments."""
+    """The command as typed: the name of the program, without its folder, and its arguments."""
     program = Path(sys.argv[0]) if sys.argv else Path()
     return [program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]]
 
 
 def cores() -> int:
-    """Of the CPU, those that this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def version_of(package: str) -> str | None:
-    """Of what is installed; None for what is not."""
+    """The version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:  # used from a checkout that was never installed
@@ -77,7 +77,7 @@ def stamp() -> None:
 
 
 def _stamped() -> dict[str, Any]:
-    """What the stamp says. The package's files differ from the commit if they did then, or have changed since."""
+    """The content of the stamp. The files differ from the commit if they did so then, or have changed since."""
     try:
         found = parsed((_PACKAGE.parent / STAMP).read_bytes(), STAMPED)
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def _stamped() -> dict[str, Any]:
 
 
 def _digest() -> str:
-    """Of the package's Python files and their names."""
+    """A checksum of the package's Python files and their names."""
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -98,12 +98,12 @@ def _commit() -> dict[str, Any]:
 
 
 def _of_git() -> dict[str, Any] | None:
-    """The commit of the checkout that this package lies in, and whether its files differ from it; None: it lies in none.
+    """The commit of the checkout that holds this package, and whether files differ from it; None outside a checkout.
 
-    Files that git does not know count inside the package only: results that were written into the checkout change nothing.
+    Untracked files count only inside the package, so that results written into the checkout change nothing.
     """
     if _output("git", "ls-files", "--error-unmatch", "__init__.py") is None:
-        # An installed package may lie in somebody else's checkout, in an environment that git ignores.
+        # An installed package may be in the checkout of another project, in an environment that git ignores.
         return None
     changed = _output("git", "status", "--porcelain", "--untracked-files=no")
     unknown = _output("git", "ls-files", "--others", "--exclude-standard", ".")
@@ -122,7 +122,7 @@ def _cpu() -> str | None:
 
 
 def _gpu() -> str | None:
-    """Its name. A process that has not used CUDA yet is not made to: that takes memory on the GPU, and forbids to fork."""
+    """The name of the GPU. CUDA is not initialised for it: that takes memory on the GPU and forbids forking."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -132,11 +132,11 @@ def _gpu() -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """What a program prints, run where this package lies; None if it is absent, fails or takes too long."""
+    """The output of a program, run in this package's folder; None if it is absent, fails or takes too long."""
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith("GIT_")
-    }  # as set inside git's hooks
-    environment["GIT_OPTIONAL_LOCKS"] = "0"  # a look must not get in the way of somebody's commit
+    }  # which are set inside git's hooks
+    environment["GIT_OPTIONAL_LOCKS"] = "0"  # reading must not block a commit
     try:
         done = subprocess.run(
             command,

@@ -17,9 +17,9 @@ FORMAT = "replastic run 1"
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder, or its place in a packed file, says.
+    """A run, read from its folder or from a packed file.
 
-    status: "started" (it goes on, or was stopped), "finished", "diverged" or "failed".
+    status: "started" (it is running or was stopped), "finished", "diverged" or "failed".
     """
 
     folder: Path | Packed
@@ -35,19 +35,19 @@ class Run:
 
     @property
     def is_first_task(self) -> bool:
-        """Whether it is no run of an arm, but a first task that several arms share."""
+        """Whether it is a first task that several arms share, not a run of an arm."""
         return self.config.get("tasks") is not None
 
 
 def read(folder: str | Path | Packed) -> Run:
-    """A run, also one that another process is writing: the line that is not whole yet is left out."""
+    """Read a run, even while another process writes it: an incomplete last line is skipped."""
     folder = _only_run(Path(folder)) if isinstance(folder, str | Path) else folder
     about, end = read_run(folder), read_end(folder)
     rows, times = (
         read_lines(folder / f"{name}.jsonl", kind, end[name])
         for name, kind in (("rows", ROW), ("times", TIME))
     )  # fmt: skip
-    known = min(len(rows), len(times))  # between a row and its time lies a moment
+    known = min(len(rows), len(times))  # a row and its time are not written at the same moment
     what = {key: about[key] for key in ("config", "about", "arm", "seed", "provenance")}
     return Run(
         folder,
@@ -60,9 +60,9 @@ def read(folder: str | Path | Packed) -> Run:
 
 
 def find_runs(folder: str | Path) -> list[Path | Packed]:
-    """Every run at or below this folder, or in this packed file, sorted. `read` takes each of them.
+    """All runs at or below this folder, or in this packed file, sorted. Each can be passed to `read`.
 
-    Packed files in the folder count as the folders that they were; one that is damaged is listed itself, for `read` to name.
+    Packed files in the folder are treated like folders; a damaged one is listed itself, so that `read` names it.
     """
     folder = Path(folder)
     if is_packed(folder):
@@ -71,9 +71,9 @@ def find_runs(folder: str | Path) -> list[Path | Packed]:
         raise FileNotFoundError(f"there is no folder or packed file {folder}: pass the one that runs were written to")
     found: list[Path | Packed] = []
     for path, folders, files in os.walk(folder):
-        if "run.json" in (*files, *folders):  # a folder in its place is damage, which `read` names
+        if "run.json" in (*files, *folders):  # a folder with this name is damage, which `read` reports
             found.append(Path(path))
-            folders.clear()  # there are no runs inside runs
+            folders.clear()  # runs do not contain runs
         else:
             for pack in (Path(path, name) for name in files if is_packed(Path(path, name))):
                 found += _runs_in(pack)
@@ -88,7 +88,7 @@ def _runs_in(pack: Path) -> list[Path | Packed]:
 
 
 def _only_run(folder: Path) -> Path | Packed:
-    """The folder itself, or the run in a packed file."""
+    """The folder itself, or the only run in a packed file."""
     if not is_packed(folder):
         return folder
     runs = runs_in(folder)
@@ -98,10 +98,10 @@ def _only_run(folder: Path) -> Path | Packed:
 
 
 def read_run(folder: Path | Packed) -> dict[str, Any]:
-    """What is run: run.json."""
+    """The content of run.json."""
     path = folder / "run.json"
     if not path.exists():
-        raise FileNotFoundError(f"{folder} is no run: it has no run.json. Give a folder that find_runs() lists")
+        raise FileNotFoundError(f"{folder} is not a run folder (it has no run.json): pass a folder that find_runs() lists")
     found = read_json(path, {"format": TEXT})["format"]
     if found != FORMAT:
         raise ValueError(f"{path} is a {found!r:.80}, and this version reads {FORMAT!r}: upgrade replastic")
@@ -109,7 +109,7 @@ def read_run(folder: Path | Packed) -> dict[str, Any]:
 
 
 def read_end(folder: Path | Packed) -> dict[str, Any]:
-    """Status and reason, and how far the logs went if it has ended."""
+    """Status and reason, and the length of the logs if the run has ended."""
     try:
         return read_json(folder / "end.json", END)
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""A nested state as two files, and back bit for bit: tensors in safetensors, everything around them in JSON.
+"""Save a nested state as two files, and load it bit for bit: tensors as safetensors, the rest as JSON.
 
     folder/tensors.safetensors
-    folder/state.json             the structure, with names where tensors were; size and SHA-256 of both files
+    folder/state.json             the structure, with names in place of tensors; size and SHA-256 of both files
 
-Nothing unpickles. A folder appears whole or not at all: it is written beside its place under a name that ends in `.part`,
-brought to the disk, and renamed.
+Nothing is unpickled. A folder appears whole or not at all: it is written next to its place under a name that ends in
+`.part`, synced to the disk, and renamed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .schema import SNAPSHOT, check, loaded
 
 _FORMAT = "replastic snapshot 1"
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
-_DTYPES = {  # safetensors' names; complex tensors are stored as pairs of reals
+_DTYPES = {  # their names in safetensors; complex tensors are stored as pairs of reals
     **{getattr(torch, f"float{bits}"): f"F{bits}" for bits in (64, 32, 16)},
     **{getattr(torch, f"int{bits}"): f"I{bits}" for bits in (64, 32, 16, 8)},
     **{getattr(torch, f"uint{bits}"): f"U{bits}" for bits in (64, 32, 16, 8)},
@@ -39,12 +39,12 @@ _DTYPES = {  # safetensors' names; complex tensors are stored as pairs of reals
 
 
 def save(folder: str | Path, state: Any, *, note: Mapping[str, Any] | None = None) -> None:
-    """Write `state` to `folder`, in the place of a snapshot that is there already.
+    """Write `state` to `folder`, replacing a snapshot that is there already.
 
-    state: dicts (keys: str or int), lists and tuples of tensors, None, bool, int, float and str. A tensor that stands at two
-        places is stored once, and is one tensor again when loaded; views that overlap in part become independent. Values,
-        dtypes and the order of dimensions in memory are kept; devices and requires_grad are not.
-    note: the same, kept beside it, for whoever manages snapshots.
+    state: dicts (keys: str or int), lists and tuples of tensors, None, bool, int, float and str. A tensor that occurs twice
+        is stored once, and is one tensor again when loaded; views that overlap in part become independent. Values, dtypes
+        and the order of dimensions in memory are kept; devices and requires_grad are not.
+    note: a second state of the same kind, for code that manages snapshots.
     """
     folder = Path(folder)
     _check_replaceable(folder)
@@ -52,7 +52,7 @@ def save(folder: str | Path, state: Any, *, note: Mapping[str, Any] | None = Non
     content = {"format": _FORMAT, "note": tensors.pack(note, "note"), "state": tensors.pack(state, "state")}
     part = part_of(folder)
     try:
-        with explained(f"the snapshot {folder} was not written, and what was there before is as it was"):
+        with explained(f"the snapshot {folder} was not written, and what was there before is unchanged"):
             part.mkdir(parents=True)
             content["tensors"] = _write_tensors(part / _TENSORS, tensors.by_name)
             write_synced(part / _STATE, [_text({**content, "sha256": _digest(content)}).encode()])
@@ -64,45 +64,43 @@ def save(folder: str | Path, state: Any, *, note: Mapping[str, Any] | None = Non
 
 
 def load(folder: str | Path) -> Any:
-    """The state that was saved there, on the CPU; ValueError if a file is damaged."""
+    """Load the saved state, on the CPU; ValueError if a file is damaged."""
     return load_with_note(folder)[0]
 
 
 def load_with_note(folder: str | Path) -> tuple[Any, Any]:
-    """State and note that were saved there."""
+    """Load state and note."""
     folder = Path(folder)
-    if not folder.exists() and _aside(folder).exists():  # killed while one took the other's place
+    if not folder.exists() and _aside(folder).exists():  # killed while the new snapshot replaced the old one
         folder = _aside(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no snapshot: give the folder that one was saved to", str(folder))
+        raise FileNotFoundError(errno.ENOENT, "there is no snapshot: pass the folder of one", str(folder))
     content = _read_state(folder / _STATE)
     path = folder / _TENSORS
     _check_tensors(path, content["tensors"])
     try:
         unpack = _Unpacker(load_file(path))
         return unpack(content["state"]), unpack(content["note"])
-    except (*_FORGED, SafetensorError, struct.error) as error:  # the checksums fit: somebody else wrote it
+    except (*_FORGED, SafetensorError, struct.error) as error:  # the checksums are right, so another program wrote it
         reason = f"{type(error).__name__}: {error}"[:200].partition("\n")[0]
-        raise ValueError(
-            f"{folder / _STATE} and {_TENSORS} do not fit each other ({reason}): load another snapshot"
-        ) from error
+        raise ValueError(f"{folder / _STATE} and {_TENSORS} do not match ({reason}): load another snapshot") from error
 
 
 def discard(folder: Path) -> None:
-    """Delete a snapshot such that no half of it is ever found."""
+    """Delete a snapshot, such that no part of it is ever found."""
     part = part_of(folder)
     folder.rename(part)
-    shutil.rmtree(part, ignore_errors=True)  # what is left has a name that `clean` knows
+    shutil.rmtree(part, ignore_errors=True)  # what remains has a name that `clean` deletes
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raise if something that is no snapshot would be replaced by one."""
+    """Raise if anything but a snapshot would be replaced."""
     if folder.exists() and not (folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {_TENSORS, _STATE}):
-        raise FileExistsError(errno.EEXIST, "there is something that is no snapshot: save to another folder", str(folder))
+        raise FileExistsError(errno.EEXIST, "not a snapshot, so it is not replaced: save to another folder", str(folder))
 
 
 def _put_in_place(part: Path, folder: Path) -> None:
-    """Rename `part` to `folder`. No system call puts one full folder in another's place, so the old one steps aside."""
+    """Rename `part` to `folder`. No system call replaces a full folder, so the old one is renamed first."""
     aside, replaced = _aside(folder), folder.exists()
     if replaced:
         shutil.rmtree(aside, ignore_errors=True)
@@ -133,7 +131,7 @@ def _digest(content: Any) -> str:
 
 def _read_state(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"{path} is missing: {path.parent} is no snapshot, or has lost a file. Load another one")
+        raise ValueError(f"{path} is missing: {path.parent} is not a snapshot, or has lost a file. Load another one")
     try:
         content = loaded(path.read_bytes())
         check(content, SNAPSHOT)
@@ -151,7 +149,7 @@ _FORGED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeErr
 
 
 class _Stored(NamedTuple):
-    """A tensor as it lies in the file: dimensions in the order of memory, complex numbers as pairs."""
+    """A tensor as stored in the file: dimensions in the order of memory, complex numbers as pairs."""
 
     tensor: Tensor
     order: list[int]
@@ -171,17 +169,17 @@ class _Stored(NamedTuple):
 
 
 class _Tensors:
-    """Takes the tensors out of a state."""
+    """Replaces the tensors in a state by names."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, _Stored] = {}
-        self._names: dict[tuple[object, ...], str] = {}  # by the memory that they are
+        self._names: dict[tuple[object, ...], str] = {}  # by their memory
 
     def pack(self, value: Any, root: str, keys: tuple[str | int, ...] = ()) -> Any:
-        """JSON for `value`: what JSON has no word for is an object with one key that starts with $."""
+        """JSON for `value`: what JSON cannot hold becomes an object with one key that starts with $."""
         if value is None or type(value) in (bool, int, str):
             return value
-        if isinstance(value, float):  # numpy's float64 is one: it comes back as Python's, with the same bits
+        if isinstance(value, float):  # numpy's float64 is one: it is loaded as a Python float with the same bits
             return float(value) if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
         if isinstance(value, Tensor):
             return self._tensor(value, root, keys)
@@ -192,13 +190,13 @@ class _Tensors:
             return self._mapping(value, root, keys)
         raise TypeError(
             f"{_path(root, keys)} is a {type_name(value)}: a snapshot holds tensors, None, bool, int, float, str, and "
-            "lists, tuples and dicts of these. Turn it into one of them, as in float(x), x.tolist() or torch.from_numpy(x)"
+            "lists, tuples and dicts of these. Convert it, for example by float(x), x.tolist() or torch.from_numpy(x)"
         )
 
     def _mapping(self, value: Mapping[Any, Any], root: str, keys: tuple[str | int, ...]) -> Any:
         for key in value:
             if type(key) not in (str, int):
-                raise TypeError(f"{_path(root, keys)} has the key {key!r}, a {type_name(key)}: keys are str or int")
+                raise TypeError(f"{_path(root, keys)} has the key {key!r}, a {type_name(key)}: keys must be str or int")
         packed = [(key, self.pack(item, root, (*keys, key))) for key, item in value.items()]
         simple = all(type(key) is str and not key.startswith("$") for key in value)
         return dict(packed) if simple else {"$dict": [list(pair) for pair in packed]}
@@ -207,11 +205,11 @@ class _Tensors:
         tensor = value.detach()
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
             kind = "without data (on the meta device)" if tensor.is_meta else f"of layout {tensor.layout} or quantised"
-            raise TypeError(f"{_path(root, keys)} is a tensor {kind}: a snapshot holds dense tensors, as of x.to_dense()")
+            raise TypeError(f"{_path(root, keys)} is a tensor {kind}: a snapshot holds dense tensors, such as x.to_dense()")
         # Memory order decides how a product of matrices is computed, so it is kept: channels last, transposes.
         stored = _Stored(tensor, sorted(range(tensor.ndim), key=lambda dim: -tensor.stride(dim)))
         if stored.dtype not in _DTYPES:
-            raise TypeError(f"{_path(root, keys)} is a tensor of {tensor.dtype}, which safetensors has not: convert it")
+            raise TypeError(f"{_path(root, keys)} is a tensor of {tensor.dtype}, which safetensors cannot store: convert it")
         flags = tensor.is_conj(), tensor.is_neg()
         memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), flags)
         name = self._names.get(memory) if tensor.numel() else None  # empty ones all have the same address
@@ -223,7 +221,7 @@ class _Tensors:
         packed: dict[str, Any] = {"$tensor": name}
         if stored.order != sorted(stored.order):
             packed["order"] = stored.order
-        # Axes of one entry have strides, too, which say nothing and yet decide which algorithm a convolution takes.
+        # The strides of axes with one entry address nothing, and yet decide which algorithm a convolution uses.
         if (
             tensor.permute(stored.order).is_contiguous()
             and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
@@ -233,7 +231,7 @@ class _Tensors:
 
 
 class _Unpacker:
-    """Puts the tensors back."""
+    """Puts the tensors back into a state."""
 
     def __init__(self, stored: Mapping[str, Tensor]) -> None:
         self.stored = stored
@@ -265,14 +263,14 @@ class _Unpacker:
             last = 0 if strides is None else sum((n - 1) * by for n, by in zip(tensor.shape, strides, strict=True))
             if last >= tensor.numel() > 0:
                 raise ValueError(f"strides {strides} reach beyond a tensor of shape {[*tensor.shape]}")
-            # Memory of its own: safetensors' is the file, which may be deleted or cut.
+            # In memory of its own: safetensors maps the file, which may be deleted or truncated.
             own = tensor.clone() if strides is None else torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
             self._made[name] = own.copy_(tensor)
         return self._made[name]
 
 
 def _path(root: str, keys: tuple[str | int, ...]) -> str:
-    """Where in the state: state["methods"][0]["x"]."""
+    """A place in the state, for example state["methods"][0]["x"]."""
     return root + "".join(f"[{json.dumps(key)}]" for key in keys)
 
 
@@ -282,8 +280,8 @@ def _path(root: str, keys: tuple[str | int, ...]) -> str:
 def _write_tensors(path: Path, tensors: Mapping[str, _Stored]) -> dict[str, Any]:
     """Write a safetensors file; returns its size and checksum.
 
-    Not by safetensors' own writer: that one needs all tensors on the CPU at once, refuses those that share memory, hides
-    the error number of a full disk, and makes files that only their owner can read.
+    Not by safetensors' own writer: it needs all tensors on the CPU at once, refuses those that share memory, hides the error
+    number of a full disk, and makes files that only their owner can read.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # so that each is aligned
     header, start = {}, 0
