@@ -1,4 +1,4 @@
-"""Runs as they were written: read without a lock, also while they go on."""
+"""Read runs without a lock, even while they are being written."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def find_runs(folder: str | Path) -> list[Path | Packed]:
     if is_packed(folder):
         return _runs_in(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder or packed file {folder}: pass the one that runs were written to")
+        raise FileNotFoundError(f"there is no folder or packed file {folder}: pass the folder of the runs")
     found: list[Path | Packed] = []
     for path, folders, files in os.walk(folder):
         if "run.json" in (*files, *folders):  # a folder with this name is damage, which `read` reports

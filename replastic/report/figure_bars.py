@@ -1,4 +1,4 @@
-"""Bars: one an arm, with its range and its value."""
+"""Draw bars: one for each arm, with its range and value."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BAR_HEIGHT = 0.27  # inches
-_NAME_WIDTH = 3.0  # of an arm beside its bar
+_NAME_WIDTH = 3.0  # the name of an arm, next to its bar
 
 
 def draw_bars(figure: Figure, item: Bars, arms: Sequence[Arm]) -> None:
-    """Arms below each other, as they are given, those that are shown."""
+    """The bars of the arms that are shown, from top to bottom in their order."""
     from matplotlib.ticker import MaxNLocator
 
     hidden = {arm.name for arm in arms if not arm.shown}
@@ -80,7 +80,7 @@ def draw_bars(figure: Figure, item: Bars, arms: Sequence[Arm]) -> None:
         if reach:
             axes.barh(row, bar.value, height=0.66, color=look.light, linewidth=0, zorder=2)
             if reach[0] < reach[1]:
-                for colour, thick in (("#ffffffa0", 2.8), (INK, 1.1)):  # the pale one under it parts it from a dark bar
+                for colour, thick in (("#ffffffa0", 2.8), (INK, 1.1)):  # the pale line below separates it from a dark bar
                     axes.hlines(row, *reach, color=colour, linewidth=thick, zorder=3)
                     axes.vlines(reach, row - 0.14, row + 0.14, color=colour, linewidth=thick, zorder=3)
         back = reach is not None and bar.value < 0
@@ -105,14 +105,14 @@ def draw_bars(figure: Figure, item: Bars, arms: Sequence[Arm]) -> None:
 
 
 def _reach(value: float, low: float, high: float) -> tuple[float, float] | None:
-    """From where to where a bar's range goes; to its value where that is not known, and None without a value."""
+    """The ends of a bar's range; its value where an end is unknown, and None without a value."""
     if not abs(value) < LARGEST:
         return None
     return (low if abs(low) < LARGEST else value), (high if abs(high) < LARGEST else value)
 
 
 def _shown_with(largest: float) -> Any:
-    """How to show the numbers up to this one: three digits of the largest, the rest with as many decimals."""
+    """The format of numbers up to this one: three digits of the largest, and the same decimals for the others."""
     if largest and not 1e-3 <= largest < 1e6:
         return lambda value: power(value, 2)
     decimals = max(0, 2 - math.floor(math.log10(largest))) if largest else 1

@@ -1,4 +1,4 @@
-"""Charts: lines with bands, in one panel or, of frames, in one for each arm."""
+"""Draw charts: lines with bands, in one panel; frames in one panel for each arm."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HEAD, _KEY_GAP, _GAP = 0.24, 0.12, 0.26  # inches: above a panel, before the key, and between panels
-_PANEL_HEIGHTS = {1: 3.2, 2: 2.3, 3: 1.75, 4: 1.5}  # by how many stand in a row
+_PANEL_HEIGHTS = {1: 3.2, 2: 2.3, 3: 1.75, 4: 1.5}  # by the number of panels in a row
 _MOST_MARKS = 60
-_MOST_POINTS = 12  # up to here every point gets a dot
+_MOST_POINTS = 12  # up to this number every point gets a dot
 _MOST_STEPS = 1000
-_MOST_BANDS = 4  # of frames in a panel; more would hide one another
+_MOST_BANDS = 4  # of frames in a panel; more would hide each other
 _MOST_FRAMES, _MOST_FRAMES_NAMED = 28, 10  # every third of the most
 
 
@@ -62,7 +62,7 @@ class _Panel(NamedTuple):
 
 
 def draw_chart(figure: Figure, chart: Chart, arms: Sequence[Arm]) -> None:
-    """Title, panels and key; of a chart without a finite number, that there is nothing to draw."""
+    """Title, panels and key; a chart without finite numbers says that there is nothing to draw."""
     panels, key = _frames(chart, arms) if chart.frames else _lines(chart, arms)
     if not panels:
         draw_nothing(figure, chart.title)
@@ -129,9 +129,9 @@ def _lines(chart: Chart, arms: Sequence[Arm]) -> tuple[list[_Panel], list[tuple[
 
 
 def _frames(chart: Chart, arms: Sequence[Arm]) -> tuple[list[_Panel], list[tuple[str, str, tuple[int, ...]]]]:
-    """A panel an arm, the frames over one another from dark to light. What is nobody's is in every panel.
+    """A panel for each arm, its frames on top of each other from dark to light. Lines without an arm are in every panel.
 
-    Of very many frames some are drawn, evenly from the first to the last: more could not be told apart.
+    If there are very many frames, only some are drawn, evenly spaced: more could not be distinguished.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
@@ -158,12 +158,12 @@ def _frames(chart: Chart, arms: Sequence[Arm]) -> tuple[list[_Panel], list[tuple
 
 
 def _some(several: Sequence[Any], most: int) -> list[Any]:
-    """The first, the last, and between them as many as there may be, evenly."""
+    """At most `most` items, evenly spaced, with the first and the last."""
     return [several[round(place)] for place in np.linspace(0, len(several) - 1, min(len(several), most))]
 
 
 def _drawable(chart: Chart, line: Line, colour: str, dash: tuple[int, ...], *, band: bool = True) -> list[_Drawn]:
-    """The line with NaN in place of what has no place on the axes; none if nothing is left."""
+    """The line with NaN for points that are not on the axes; None if none is left."""
 
     def values(given: Sequence[float], log: bool) -> np.ndarray:
         array = np.asarray(given, dtype=float)
@@ -175,7 +175,7 @@ def _drawable(chart: Chart, line: Line, colour: str, dash: tuple[int, ...], *, b
     low = high = None
     if band and len(line.low) and len(line.high):
         low, high = values(line.low, chart.y_log), values(line.high, chart.y_log)
-        if chart.y_log:  # a band that reaches zero goes down to the least that is seen
+        if chart.y_log:  # a band that reaches zero extends to the lower end of the axis
             least = np.nanmin(np.concatenate((y, low)))
             low = np.where(np.asarray(line.low, dtype=float) <= 0, np.fmin(least, high), low)
     return [_Drawn(line.label, x, y, low, high, colour, dash)]
@@ -188,7 +188,7 @@ def _draw_line(axes: Axes, line: _Drawn) -> None:
         x, low, high = _thinned(line.x, line.low, line.high)
         filled = np.isfinite(x + low + high)
         axes.fill_between(x, low, high, where=filled, color=line.colour, alpha=0.14, linewidth=0, zorder=2)
-        # Between no two points there is no area.
+        # Without two neighbouring points there is no area.
         axes.vlines(line.x[alone], line.low[alone], line.high[alone], color=line.colour, alpha=0.4, linewidth=1.2, zorder=2)
     dashes = (0, line.dash) if line.dash else "-"
     thick = 1.6 if len(line.x) <= _MOST_STEPS else 1.1
@@ -199,7 +199,7 @@ def _draw_line(axes: Axes, line: _Drawn) -> None:
 
 
 def _thinned(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A band of no more steps than the figure has dots. Lines matplotlib thins itself; a band's edge it writes in full."""
+    """Thin a band to the resolution of the figure: matplotlib thins lines, but writes the edges of bands in full."""
     step = len(x) // _MOST_STEPS
     if step < 2:
         return x, low, high

@@ -1,4 +1,4 @@
-"""Charts and bars as SVG and PNG files, for papers and READMEs."""
+"""Draw charts and bars as SVG and PNG files, for papers and READMEs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOOK: dict[Any, Any] = {
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": SIZE,
     "text.color": INK,
-    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.parse_math": False,  # dollar signs in names are not mathematics
     "axes.edgecolor": "#999999",
     "axes.labelcolor": INK,
     "axes.linewidth": 0.8,
@@ -55,11 +55,11 @@ _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "replastic",
 }
-_SETTINGS = threading.Lock()  # matplotlib's, and Python's warnings, are the whole process's
+_SETTINGS = threading.Lock()  # matplotlib's settings and Python's warnings are global to the process
 
 
 def draw(item: Chart | Bars, arms: Sequence[Arm], folder: Path) -> list[Path]:
-    """NAME.svg and NAME.png in the folder: the arms that are shown, each in the colour of its place among all of them.
+    """Write NAME.svg and NAME.png to the folder: the arms that are shown, each in the colour of its place among all arms.
 
     Both are 8 inches wide. Drawn again from the same numbers they are the same, byte for byte, whatever the user's settings
     of matplotlib are. In the SVG file text is text; in the PNG file letters that DejaVu Sans lacks are boxes.
@@ -70,7 +70,7 @@ def draw(item: Chart | Bars, arms: Sequence[Arm], folder: Path) -> list[Path]:
 
     svg, png = io.BytesIO(), io.BytesIO()
     with _SETTINGS, matplotlib.rc_context(), warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # such as letters that the font lacks
+        warnings.simplefilter("ignore")  # for example about letters that the font lacks
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_LOOK)
         figure = Figure(figsize=(WIDTH, 10), dpi=DPI, facecolor="white")
@@ -79,7 +79,7 @@ def draw(item: Chart | Bars, arms: Sequence[Arm], folder: Path) -> list[Path]:
             draw_bars(figure, item, arms)
         else:
             draw_chart(figure, item, arms)
-        # Without the date and the version nothing but the numbers changes a file.
+        # Without the date and the version, a file depends on the numbers alone.
         figure.savefig(svg, format="svg", metadata={"Title": plain_text(item.title), "Date": None, "Creator": None})
         figure.savefig(png, format="png", metadata={"Software": None})
     paths = [folder / f"{item.name}.svg", folder / f"{item.name}.png"]

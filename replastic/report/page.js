@@ -1,6 +1,6 @@
-// Chapters: which arms are shown, and drawing anew what that changes.
+// Chapters: which arms are shown, and redrawing what that changes.
 
-const FRAME = 12; // milliseconds of drawing at a time, so that a page with many figures stays at hand
+const FRAME = 12; // milliseconds of drawing at a time, so that a page with many figures stays responsive
 const stale = new Set();
 
 function drawLater(drawings) {
@@ -8,7 +8,7 @@ function drawLater(drawings) {
   for (const drawing of drawings) stale.add(drawing);
 }
 
-/** What is seen first, and the rest when there is time. */
+/** Draws what is visible first, and the rest when there is time. */
 function drawSome() {
   const until = performance.now() + FRAME;
   const far = new Map([...stale].map((drawing) => [drawing, farFromView(drawing.plot)]));
@@ -65,7 +65,7 @@ class Chapter {
     drawLater(this.drawings);
   }
 
-  /** Beside the figures: dims rows of tables, counts in the legend. */
+  /** Dims rows of tables and updates the count in the legend. */
   tell() {
     const count = this.element.querySelector(".count");
     if (count) count.textContent = `${this.buttons.filter(this.isOn).length} of ${this.buttons.length}`;
@@ -74,7 +74,7 @@ class Chapter {
     }
   }
 
-  /** Makes all other arms faint while the pointer is on one's name. */
+  /** Fades all other arms while the pointer is on the name of one. */
   pick(arm) {
     const picked = arm !== null && this.isOn(this.buttons[arm]);
     for (const part of this.element.querySelectorAll(".plot [data-arm]")) {

@@ -1,4 +1,4 @@
-// One bar an arm, with its range as a whisker, its value and the number of seeds in words.
+// One bar for each arm, with its range as a whisker, its value and the number of seeds as text.
 
 const ROW = 28;
 

@@ -1,8 +1,8 @@
 // Lines in a frame, and the cursor that reads them.
 
-const FEW_POINTS = 12; // up to so many, each gets a dot
+const FEW_POINTS = 12; // up to this number, each gets a dot
 const MOST_ROWS = 16; // of the note at the cursor
-const NARROW = 640; // windows in which the note stands below the chart, which it would cover
+const NARROW = 640; // in narrower windows the note is below the chart, which it would cover
 const REACH = 8; // pixels between the cursor and a point that it still reads
 
 class Chart {
@@ -140,7 +140,7 @@ class Chart {
     bands.append(drawn("path", { class: `band ${line.ink}`, d, "data-arm": line.arm }));
   }
 
-  /** Where a band ends. On a logarithmic axis it may begin at or below 0, which is nowhere. */
+  /** The end of a band. On a logarithmic axis it may be at or below 0, which has no place there. */
   edge(value) {
     return this.data.yLog && value <= 0 ? this.bottom : this.y(value);
   }
@@ -184,7 +184,7 @@ class Chart {
     return closest(this.stops, ([, place]) => Math.abs(place - px));
   }
 
-  /** Moves the cursor to a stop and says what every line has there. `py`: where the pointer is, if there is one. */
+  /** Moves the cursor to a stop and shows the value of every line there. `py`: where the pointer is, if there is one. */
   read(stop, py) {
     const [x, px] = this.stops[stop];
     const found = this.points.map((points) => this.pointAt(points, x, px)).filter(Boolean);
@@ -223,7 +223,7 @@ class Chart {
 
 const place = ({ px, py }) => `${px.toFixed(1)},${py.toFixed(1)}`;
 
-/** The number of the element that is least far. */
+/** The index of the nearest element. */
 function closest(list, far) {
   let best = 0;
   for (let i = 1; i < list.length; i++) if (far(list[i]) < far(list[best])) best = i;

@@ -1,4 +1,4 @@
-// What charts and bars are made of: elements, texts that fit, axes, and the note at the cursor.
+// The parts of charts and bars: elements, texts that fit, axes, and the note at the cursor.
 
 const SVG = "http://www.w3.org/2000/svg"; // a name, not an address: nothing is loaded
 const TICK_LENGTH = 5;
@@ -26,7 +26,7 @@ function textWidth(text, size = 12) {
   return pen.measureText(text).width;
 }
 
-/** Cut to so many pixels. */
+/** Text cut to a width in pixels. */
 function fitted(text, width) {
   if (textWidth(text) <= width) return text;
   let kept = [...text];
@@ -76,7 +76,7 @@ const tip = {
     document.body.append(this.box, this.voice);
   },
 
-  /** At (x, y) of the window, beside it, on the side where there is room. */
+  /** Next to (x, y) of the window, on the side where there is room. */
   show(owner, x, y, heading, rows, more) {
     if (this.owner !== owner) this.owner?.leave();
     this.owner = owner;

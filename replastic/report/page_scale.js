@@ -19,7 +19,7 @@ function scientific(value, digits) {
   return (value < 0 ? MINUS : "") + (trimmed === "1" ? power : `${trimmed}×${power}`);
 }
 
-/** A value by itself, as it is read off: four digits. */
+/** A single value, with four digits. */
 function shortNumber(value) {
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return scientific(value, 3);
@@ -27,7 +27,7 @@ function shortNumber(value) {
   return String(rounded).replace("-", MINUS);
 }
 
-/** How values that stand below each other are written: with the same decimals, unless they are of very different sizes. */
+/** Values in a column: with the same decimals, unless their sizes differ a lot. */
 function alike(values) {
   const sizes = values.filter((value) => isNumber(value) && value !== 0).map(Math.abs);
   const largest = Math.max(...sizes);
@@ -38,7 +38,7 @@ function alike(values) {
   return (value) => value.toFixed(needed).replace("-", MINUS);
 }
 
-/** Multiples of 1, 2 or 5 times a power of ten inside [low, high], about so many; whole numbers alone if `whole`. */
+/** Multiples of 1, 2 or 5 times a power of ten inside [low, high], about `count` of them; only integers if `whole`. */
 function linearTicks(low, high, count, whole) {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -100,7 +100,7 @@ function rangeOf(values, log) {
   return low <= high ? [low, high] : null;
 }
 
-/** With room around it, and some height where all values are one. What is never negative does not get below 0. */
+/** The range with a margin, and some height if all values are equal. It stays above 0 if no value is negative. */
 function padded([low, high], log, share) {
   if (log) {
     const factor = low === high ? 2 : (high / low) ** share;
