@@ -1,4 +1,4 @@
-"""Many runs: methods x points of their grids x seeds, on this machine or on many."""
+"""Run many runs, of methods x points of their grids x seeds, on this machine or on a cluster."""
 
 from .call import Outcome as Outcome
 from .engine import Engine as Engine

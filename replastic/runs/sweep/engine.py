@@ -1,4 +1,4 @@
-"""What all engines have in common: where runs are trained, and with how much of a machine."""
+"""The interface of all engines: where runs are trained, and with which resources."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .call import Call, Outcome
 
 
 class Engine(AbstractContextManager["Engine"], Protocol):
-    """Trains runs. On leaving it, also by Ctrl-C, what it still does is ended, and every folder can be gone on with."""
+    """Trains runs. On exit, also by Ctrl-C, it ends those that are still running; all of them can be continued later."""
 
     def run(self, calls: Sequence[Call]) -> Iterator[Outcome]:
-        """Perform all calls, in any order; gives each one's outcome as soon as it is known.
+        """Perform all calls, in any order; yields the outcome of each as soon as it is known.
 
-        A run that dies takes nobody with it: its outcome is "killed".
+        A run that dies ends no other run: its outcome is "killed".
         """
         ...
 
 
 def check_engine_options(on: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise for an option that an engine does not have, or whose value is of another kind."""
+    """Raise for an option that an engine does not have, or whose value has the wrong type."""
     check_keys(given, list(known), f"--engine (on={on!r})")
     for key, value in given.items():
         check_type(value, known[key], f"--engine {key}")
@@ -33,5 +33,5 @@ def check_engine_options(on: str, given: Mapping[str, Any], known: Mapping[str, 
 def check_dealt_device(on: str, device: str) -> str:
     """The device of a run whose GPU is chosen by a scheduler."""
     if torch.device(device).index is not None:
-        raise OptionError(f'device={device!r}: on={on!r} deals GPUs out itself; give "cuda"')
+        raise OptionError(f'device={device!r}: on={on!r} assigns GPUs itself; pass "cuda"')
     return device

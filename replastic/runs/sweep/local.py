@@ -21,26 +21,26 @@ from ...record.provenance import cores
 from .call import Call, Outcome, killed
 from .engine import Engine
 
-_PATIENCE = 10  # seconds for a thread to notice that its worker is gone
+_PATIENCE = 10  # seconds in which a thread notices that its worker is gone
 _PACKAGES = Path(__file__).resolve().parents[2]  # where workers find this package, installed or not
 
 
 class Local(Engine):
-    """Worker processes, each for one run after the other: starting one costs seconds of imports.
+    """Worker processes, each for one run after another, since starting a process costs seconds of imports.
 
     They are programs of their own: a script needs no `if __name__ == "__main__"`, and runs cannot depend on the caller's
     memory.
 
-    jobs: workers side by side; else one for each core, or one for each GPU.
-    device: "cuda" deals workers out over all GPUs.
-    threads: for each worker; else the cores divided by `jobs`. More would fight for the cores: two processes of two threads
-        each on two cores are ten times slower than with one thread. The last bits of results depend on this number.
+    jobs: the number of concurrent workers; by default one per core, or per GPU.
+    device: "cuda" distributes workers over all GPUs.
+    threads: of each worker; by default the cores divided by `jobs`. More would compete for the cores: two processes with two
+        threads each on two cores are ten times slower than with one thread. The last bits of results depend on it.
     """
 
     def __init__(self, jobs: int | None = None, *, device: str = "cpu", threads: int | None = None) -> None:
         kind = torch.device(device)
         if kind.type == "cuda" and not torch.cuda.is_available():
-            raise OptionError(f'device={device!r}: torch sees no GPU here; give "cpu", or leave it out')
+            raise OptionError(f'device={device!r}: torch sees no GPU here; pass "cpu", or leave it out')
         all_gpus = kind.type == "cuda" and kind.index is None
         self.devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if all_gpus else [device]
         self.jobs = jobs or (cores() if kind.type == "cpu" else len(self.devices))
@@ -73,10 +73,10 @@ class Local(Engine):
         try:
             worker = self._worker(place)
             outcome = _ask(worker, call)
-        except OSError as problem:  # too many processes, no memory
+        except OSError as problem:  # for example too many processes, or no memory
             return call.outcome("killed", f"no process could be started for it: {problem}")
         if outcome is None or outcome.status not in ("finished", "diverged"):
-            # Also one that answered: an error of CUDA leaves its process unusable, and the next run is not to fail of it.
+            # Even if it answered: after a CUDA error its process is unusable, and the next run must not fail because of it.
             with self._changing:
                 self._workers.pop(place, None)
             _end(worker)
@@ -94,7 +94,7 @@ class Local(Engine):
         with self._changing:
             self._closed = True
             for worker in self._workers.values():
-                worker.kill()  # records are whole at every moment; to ask politely would only take longer
+                worker.kill()  # records are always whole, so there is no need to wait for a clean exit
         for thread in self._asking:
             thread.join(_PATIENCE)
         for worker in list(self._workers.values()):
@@ -105,11 +105,11 @@ def _start(threads: int) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join([str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     count = str(threads)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "replastic.runs.sweep.worker"],  # -P: what lies in this folder is not imported
+        [sys.executable, "-P", "-m", "replastic.runs.sweep.worker"],  # -P: nothing in the current folder is imported
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count},
-        # Ctrl-C is for the sweep, which ends its workers; when it is gone itself, they notice.
+        # Ctrl-C goes to the sweep, which ends its workers; if the sweep is killed, they notice and end.
         start_new_session=True,
     )
 
@@ -127,7 +127,7 @@ def _ask(worker: subprocess.Popen[bytes], call: Call) -> Outcome | None:
 
 
 def _end(worker: subprocess.Popen[bytes]) -> None:
-    """Workers go when nobody can speak to them any more."""
+    """End a worker by closing its input, and wait for it."""
     for pipe in (worker.stdin, worker.stdout):
         if pipe is not None:
             with suppress(BrokenPipeError):  # it died with a call half read

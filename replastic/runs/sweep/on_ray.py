@@ -17,17 +17,17 @@ from .call import Call, Outcome, killed, perform
 from .engine import Engine, check_dealt_device, check_engine_options
 
 _KNOWN = {"cpus": int, "gpus": float}
-_STORE = 100 * 2**20  # bytes that a cluster of our own keeps for results: they are short
+_STORE = 100 * 2**20  # bytes for results in a cluster of our own: they are short
 
 
 class OnRay(Engine):
-    """The cluster that RAY_ADDRESS names or that this process is connected to, else one of our own on this machine.
+    """Uses the cluster that RAY_ADDRESS names or that this process is connected to, or else starts one on this machine.
 
-    Another's cluster is left as it was. Its machines need this package, and the output folder at the same path.
+    A cluster that it did not start keeps running. Its machines need this package, and the output folder at the same path.
 
-    jobs: runs side by side, if the cluster has room; else as many as it has room for.
-    options: cpus, the cores of a run and the threads that it takes (1); gpus, the GPUs of a run, also a part of one (1, if
-        it is to be trained on one).
+    jobs: the number of concurrent runs, if the cluster has room; by default as many as it has room for.
+    options: cpus, the cores and threads of a run (1); gpus, the GPUs of a run, which may be a fraction (1 if runs train on
+        a GPU).
     """
 
     def __init__(self, jobs: int | None = None, *, device: str = "cpu", options: Mapping[str, Any] | None = None) -> None:
@@ -47,13 +47,13 @@ class OnRay(Engine):
             self._ray.init(address="auto" if elsewhere else "local", log_to_driver=False, logging_level="error", **own)
             self._started = True
             if threading.current_thread() is threading.main_thread() and on_sigterm is not None:
-                signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place of the caller's
+                signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced the caller's handler
         self._check_room()
         return self
 
     def run(self, calls: Sequence[Call]) -> Iterator[Outcome]:
         ray = self._ray
-        # A run that died goes on when the sweep is run again, not behind its back.
+        # A run that died is continued when the sweep is run again, and not retried by Ray.
         remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0)(perform)
         waiting = [dataclasses.replace(call, device=self.device, threads=self.cpus) for call in calls]
         while waiting or self._active:
@@ -69,15 +69,15 @@ class OnRay(Engine):
             yield outcome
 
     def _check_room(self) -> None:
-        """What no machine has would be waited for without end."""
+        """Raise if a run asks for more than the cluster has: Ray would wait forever."""
         there = self._ray.cluster_resources()
         for kind, wanted in (("CPU", self.cpus), ("GPU", self.gpus)):
             if wanted > there.get(kind, 0):
                 self.__exit__()
                 option = f"{kind.lower()}s"
                 raise OptionError(
-                    f"a run is to have {option}={wanted}, and the Ray cluster has {there.get(kind, 0):g} in all: "
-                    f"give --engine {option}=N or another --device"
+                    f"a run asks for {option}={wanted}, and the Ray cluster has {there.get(kind, 0):g} in all: "
+                    f"pass --engine {option}=N or another --device"
                 )
 
     def __exit__(self, *exception: object) -> None:

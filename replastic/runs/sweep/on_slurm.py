@@ -17,7 +17,7 @@ from ...record.provenance import cores
 from .call import Call, Outcome, killed, perform
 from .engine import Engine, check_dealt_device, check_engine_options
 
-_OPTIONS = {  # ours, and submitit's name for each
+_OPTIONS = {  # our names, with types and submitit's names
     "time": (int, "timeout_min"),
     "cpus": (int, "cpus_per_task"),
     "gpus": (int, "gpus_per_node"),
@@ -33,14 +33,14 @@ _LOOK_AGAIN = {"slurm": 2.0, "local": 0.1, "debug": 0.0}  # seconds; submitit it
 
 
 class OnSlurm(Engine):
-    """Jobs of SLURM, all of a wave as one array. Whoever started the sweep stays until they have ended: use tmux.
+    """Jobs of SLURM, one array per wave. The sweep waits until they have ended, so start it in tmux.
 
-    A job whose time is up, or that has to make room, is put back into the queue and goes on from its last checkpoint, at
-    most three times. Logs are in the folder `.jobs` of the output folder.
+    A job that times out or is preempted is put back into the queue and continues from its last checkpoint, at most three
+    times. Logs are in the folder `.jobs` of the output folder.
 
-    jobs: at most so many at a time.
-    options: partition, account, qos and constraint as in sbatch; time in minutes (a day), cpus (1), gpus (1, if it is to be
-        trained on one), memory in GB. cluster="local" is submitit's stand-in for SLURM on this machine, with the same
+    jobs: the largest number of concurrent jobs.
+    options: partition, account, qos and constraint as in sbatch; time in minutes (a day), cpus (1), gpus (1 if runs train
+        on a GPU), memory in GB. cluster="local" is submitit's stand-in for SLURM on this machine, with the same
         files and processes; "debug" runs all in this process.
     """
 
@@ -63,8 +63,8 @@ class OnSlurm(Engine):
         submitit = _import_submitit()
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise OptionError(
-                'on="slurm": there is no sbatch on this machine; start the sweep where jobs are submitted from, or take '
-                "--on local (--engine cluster=local tries the jobs out without SLURM)"
+                'on="slurm": there is no sbatch on this machine; start the sweep on the login node, or use '
+                "--on local (--engine cluster=local tests the jobs without SLURM)"
             )
         self._executor = submitit.AutoExecutor(Path(folder) / ".jobs", cluster=self.cluster)
         self._executor.update_parameters(
@@ -78,7 +78,7 @@ class OnSlurm(Engine):
     def run(self, calls: Sequence[Call]) -> Iterator[Outcome]:
         waiting = [dataclasses.replace(call, device=self.device, threads=self.cpus) for call in calls]
         while waiting or self._active:
-            # SLURM has a queue of its own, and its arrays know how many may run at once.
+            # SLURM has a queue of its own, and its arrays limit how many jobs run at once.
             room = len(waiting) if self.cluster == "slurm" else (self.jobs or 1) - len(self._active)
             if waiting and room:
                 self._submit(waiting[:room])
@@ -108,7 +108,7 @@ class OnSlurm(Engine):
 
 
 class Job:
-    """`perform`, as something that submitit may stop and put back into the queue."""
+    """`perform`, as a job that submitit may stop and put back into the queue."""
 
     def __call__(self, call: Call) -> Outcome:
         return perform(call)

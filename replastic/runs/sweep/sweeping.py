@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,28 +39,23 @@ def sweep(
     changes: Sequence[str] = (),
     retry: bool = False,
     options: Mapping[str, Any] | None = None,
-    tell: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Run an experiment, or some arms and seeds of it, each run by itself; returns how each of them ended.
+    """Run an experiment, or some of its arms and seeds, each run in a process of its own; returns the outcome of each.
 
-    First tasks that runs have in common are trained before all else, and are among the outcomes; if one fails, its runs
-    train it themselves. Runs that have ended are not run again, those that were stopped go on. What goes wrong in one ends
-    no other.
+    First tasks that runs share are trained first, and are among the outcomes; if one fails, its runs train it themselves.
+    Runs that have ended are not run again, and stopped runs are continued. A run that fails does not stop the others.
 
-    experiment: a TOML file, or what `config.read` made of one. changes: as in "training.batch=128", of a file.
-    on: "local", processes on this machine; "ray"; "slurm". options: the engine's own, as `Local`, `OnRay` and `OnSlurm` say.
-    jobs: runs side by side.
-    device: else a GPU if this machine has one; with SLURM, if `options` ask for one.
-    root: where data sets lie.
-    retry: also go on with runs that have failed.
-    tell: called with every outcome as soon as it is known, in this process.
+    experiment: a TOML file, or an Experiment from `config.read`. changes: to a file, for example "training.batch=128".
+    on: "local", processes on this machine; "ray"; "slurm". options: of the engine: see `Local`, `OnRay` and `OnSlurm`.
+    jobs: the number of concurrent runs.
+    device: by default a GPU if this machine has one; with SLURM, if `options` ask for one.
+    root: the folder of the data sets.
+    retry: also continue runs that have failed.
     """
     if not isinstance(experiment, Experiment):
         experiment = read(experiment, changes)
     elif changes:
-        raise OptionError(
-            f"changes={list(changes)!r} are made to files: give the file's path, or an experiment and no changes"
-        )
+        raise OptionError(f"changes={list(changes)!r} apply to files: pass the path of a file, or leave changes out")
     check_out(out)
     options = dict(options or {})
     engine = _engine(on, Path(out), jobs, device, options)
@@ -75,20 +70,18 @@ def sweep(
             for calls in filter(None, waiting):
                 for outcome in engine.run(calls):
                     outcomes[outcome.folder] = outcome
-                    if tell is not None:
-                        tell(outcome)
     return [outcomes[folder] for wave in waves for folder in wave]
 
 
-Wave = dict[Path, tuple[Call, Outcome | None]]  # by folder: what to do, and what is known already
+Wave = dict[Path, tuple[Call, Outcome | None]]  # by folder: the call, and its outcome if that is known already
 
 
 def _waves(
     experiment: Experiment, runs: Sequence[RunSpec], out: Path, root: str | Path | None, *, retry: bool
 ) -> tuple[Wave, Wave]:  # fmt: skip
-    """First tasks that somebody still needs, and the runs."""
+    """The shared first tasks that are still needed, and the runs."""
     firsts, place = first_tasks(experiment), out.absolute()
-    root = root or os.environ.get("REPLASTIC_DATA")  # which workers elsewhere may not have
+    root = root or os.environ.get("REPLASTIC_DATA")  # which workers on other machines may lack
     root = str(Path(root).expanduser().absolute()) if root else None
     before, after = Wave(), Wave()
     for run in runs:
@@ -108,7 +101,7 @@ def _engine(on: str, out: Path, jobs: int | None, device: torch.device | str | N
     if jobs is not None:
         check_type(jobs, int, "jobs")
         if jobs < 1:
-            raise OptionError(f"jobs={jobs}: give 1 or more, or leave it out")
+            raise OptionError(f"jobs={jobs}: pass 1 or more, or leave it out")
     gpu = options.get("gpus", on != "slurm" and torch.cuda.is_available())
     place = str(torch.device(device)) if device else "cuda" if gpu else "cpu"
     if on == "ray":
