@@ -1,4 +1,4 @@
-"""`replastic list` and `replastic show`: what there is, from the docstrings."""
+"""`replastic list` and `replastic show`: methods, measures and the like, from their docstrings."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ What = Literal["methods", "measures", "protocols", "models", "experiments"]
 
 @dataclass(kw_only=True)
 class List(Command):
-    """List what can be named in files and in code, one line each."""
+    """List the names that can be used in files and in code, one per line."""
 
     name: ClassVar[str] = "list"
 
     what: Positional[Annotated[What, arg(metavar="methods|measures|protocols|models|experiments")]]
-    """Which kind of thing."""
+    """What to list."""
 
     def __call__(self) -> int:
         print_table(("name", ""), list(_listed(self.what).items()))
@@ -36,7 +36,7 @@ class List(Command):
 
 
 def _listed(what: What) -> dict[str, str]:
-    """Names, and what is said of each."""
+    """Names with a description of each."""
     if what == "experiments":
         return _experiments()
     module, registry = _REGISTRIES[what]
@@ -54,13 +54,13 @@ def _experiments() -> dict[str, str]:
 _REGISTRIES = {
     "methods": ("..methods", "METHODS"),
     "measures": ("..measures", "MEASURES"),
-    "protocols": ("..streams", "PROTOCOLS"),
+    "protocols": ("..workloads.images", "PROTOCOLS"),
     "models": ("..models", "MODELS"),
 }
 
 
 def first_sentence(made: Any) -> str:
-    """Of a docstring: its first line, without the full stop."""
+    """The first line of a docstring, without the full stop."""
     return (inspect.getdoc(made) or "").partition("\n")[0].rstrip(".")
 
 
@@ -71,7 +71,7 @@ class Show(Command):
     name: ClassVar[str] = "show"
 
     method: Positional[Annotated[str, arg(metavar="METHOD")]]
-    """A name that `replastic list methods` shows."""
+    """A name from `replastic list methods`."""
 
     def __call__(self) -> int:
         from ..methods import METHODS
@@ -87,7 +87,7 @@ class Show(Command):
 
 
 def settings(made: Callable[..., Any]) -> list[tuple[str, str, str]]:
-    """Every setting of a method: its name, its default, and the comment behind it in the source."""
+    """Every setting of a method: its name, its default, and its comment in the source."""
     comments = _comments(made)
     signature = inspect.signature(made)
     hints = hints_of(made)
@@ -101,7 +101,7 @@ def settings(made: Callable[..., Any]) -> list[tuple[str, str, str]]:
 
 
 def _comments(made: Callable[..., Any]) -> dict[str, str]:
-    """The comments of fields, those that a class inherits included."""
+    """The comments of fields, including inherited ones."""
     kinds = [kind for kind in inspect.getmro(made) if dataclasses.is_dataclass(kind)] if inspect.isclass(made) else [made]
     found: dict[str, str] = {}
     for kind in reversed(kinds):

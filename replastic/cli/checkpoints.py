@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ..checkpoint.skeleton import Skeleton
     from ..weights import LeftAlone
 
-_REASONS = 8  # that are listed of what was left alone
-_WIDE = 110  # columns of a terminal, from which on long names have room
-_FAR = 0.5  # DfI per column that even ten published steps come below, unless directions are missing
+_REASONS = 8  # listed for unchanged weights
+_WIDE = 110  # columns of a terminal that has room for long names
+_FAR = 0.5  # ten published steps bring DfI per column below this, unless directions are missing
 
 
 @dataclass(kw_only=True)
@@ -49,20 +49,20 @@ class _OfCheckpoint(Command):
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as problem:
             have = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
-            raise OptionError(f"--device {self.device} cannot be used here: give one of {have}") from problem
+            raise OptionError(f"--device {self.device} cannot be used here: pass one of {have}") from problem
         return self.device
 
 
 @dataclass(kw_only=True)
 class Inspect(_OfCheckpoint):
-    """Look at every matrix of a checkpoint: how far from an isometry, how much rank is left, how far it has moved."""
+    """Inspect every matrix of a checkpoint: its distance from an isometry, its rank, and how far it has moved."""
 
     name: ClassVar[str] = "inspect"
 
     reference: Annotated[str, arg(metavar="PATH")] = ""
     """An earlier checkpoint of the same network, in any format."""
     by: Literal["rank", "deviation", "condition", "norm", "distance"] = "rank"
-    """What is worst: rank is the least effective rank beside a random matrix's."""
+    """What to sort by; rank is the effective rank relative to that of a random matrix."""
     rows: Annotated[int, arg(metavar="N")] = 20
     """How many matrices to show, worst first; 0: all."""
     json: bool = False
@@ -72,7 +72,7 @@ class Inspect(_OfCheckpoint):
         from ..checkpoint import inspect
 
         if self.rows < 0:
-            raise OptionError(f"--rows {self.rows}: give how many to show, or 0 for all")
+            raise OptionError(f"--rows {self.rows}: pass how many to show, or 0 for all")
         with _progress(quiet=self.json) as tell:
             found = inspect(
                 self.path,
@@ -96,9 +96,9 @@ class Inspect(_OfCheckpoint):
                 print_text(f"... and {len(found.matrices) - len(shown)} more: --rows 0 shows all.")
             print_text(
                 "\nDfI/col: deviation from isometry, 0 for an isometry of the size that FIRE gives it. Rank: effective "
-                "rank, in brackets that of a random matrix of these sides. Condition: largest over smallest stretch."
+                "rank, in brackets that of a random matrix of this shape. Condition: largest over smallest stretch."
             )
-        _print_left_alone("not looked at", found.left_alone)
+        _print_left_alone("not inspected", found.left_alone)
         if found.without_reference:
             print_text(f"not in the reference: {some(found.without_reference)}")
         return 0
@@ -106,7 +106,7 @@ class Inspect(_OfCheckpoint):
 
 @dataclass(kw_only=True)
 class Fire(_OfCheckpoint):
-    """Write a copy of a checkpoint with its weight matrices at their nearest isometries, rescaled."""
+    """Write a copy of a checkpoint in which each weight matrix is its nearest isometry, rescaled."""
 
     name: ClassVar[str] = "fire"
 
@@ -115,13 +115,13 @@ class Fire(_OfCheckpoint):
     method: Literal["published", "exact"] = "published"
     """published: Newton-Schulz steps, as in the paper; exact: the polar factor itself."""
     steps: Annotated[int, arg(metavar="N")] = 10
-    """Of the published method."""
+    """Number of steps of the published method."""
     in_place: bool = False
     """Replace PATH itself, instead of writing OUT."""
     dry_run: bool = False
-    """Say what would be changed and what left alone, and write nothing."""
+    """Show which weights would change and which would not, and write nothing."""
     ignore_checksums: bool = False
-    """Fire an archive whose checksums are wrong, too: what is damaged is copied as it is, and its checksums stay wrong."""
+    """Also accept an archive with wrong checksums: damaged parts are copied unchanged, and their checksums stay wrong."""
 
     def __call__(self) -> int:
         from ..checkpoint import fire
@@ -129,9 +129,9 @@ class Fire(_OfCheckpoint):
 
         if not (self.out or self.in_place or self.dry_run):
             there = suggested(Path(self.path))
-            raise OptionError(f"where is the new checkpoint to go? -o {there}, or --in-place, or --dry-run")
+            raise OptionError(f"no place for the new checkpoint: pass -o {there}, --in-place or --dry-run")
         if self.out and self.in_place:
-            raise OptionError("-o and --in-place: give one of them")
+            raise OptionError("-o and --in-place: pass one of them")
         if self.method == "exact" and self.steps != 10:
             raise OptionError("--method exact takes as many steps as it needs: --steps belongs to --method published")
         with _progress() as tell:
@@ -153,17 +153,17 @@ class Fire(_OfCheckpoint):
         else:
             _print_report(done)
         copied = set(done.copied)
-        _print_left_alone("left alone", [w for w in done.selection.left_alone if w.name.partition(":")[0] not in copied])
+        _print_left_alone("unchanged", [w for w in done.selection.left_alone if w.name.partition(":")[0] not in copied])
         if copied:
             print_text(f"target networks become copies of the fired ones: {some(done.copied)}")
         if done.not_finite:
-            print_text(f"NaN or infinite entries, copied as they are: {some(done.not_finite)}")
+            print_text(f"NaN or infinite entries, copied unchanged: {some(done.not_finite)}")
         if done.wrong_checksums:
             print_text(f"wrong checksums, which stay wrong: {some(done.wrong_checksums)}")
         if done.checkpoint.beside:
             print_text(f"no weights: {some(done.checkpoint.beside)}")
         if done.momenta and done.out is not None:
-            print_text(f"The optimiser's state belongs to the old weights: start it anew ({some(done.momenta)}).")
+            print_text(f"Reset the optimiser: its state was copied unchanged ({some(done.momenta)}).")
         if done.out is not None:
             print_line(f"written: {done.out}")
         return 0
@@ -171,7 +171,7 @@ class Fire(_OfCheckpoint):
 
 @contextmanager
 def _progress(*, quiet: bool = False) -> Iterator[Tell]:
-    """A bar on a terminal; elsewhere nothing, as what comes in the end is what is read."""
+    """A bar on a terminal; nothing elsewhere, where only the result is read."""
     from rich import progress as bars
 
     if quiet or not console().is_terminal:
@@ -230,7 +230,7 @@ def _print_matrices(reports: tuple[MatrixReport, ...], *, with_distance: bool) -
 
 def _print_plan(done: Fired) -> None:
     weights = done.selection.chosen
-    print_text(f"FIRE would change {_counted(len(weights), 'weight')}, and nothing is written:")
+    print_text(f"FIRE would change {_counted(len(weights), 'weight')}; nothing is written:")
     name = _shortener([weight.name for weight in weights])
     rows = []
     for weight in weights:
@@ -264,17 +264,17 @@ def _print_report(done: Fired) -> None:
     if far:
         print_text(
             f"Still far from an isometry (DfI/col over {_FAR}): {some(far)}. Directions that are zero, or nearly, stay so: "
-            "FIRE keeps what is there, and a layer that has lost them needs new weights."
+            "FIRE keeps the directions of a matrix, and a layer that has lost some needs new weights."
         )
     if any(layer.sfe_normalised > 1 for layer in layers):
         print_text(
-            "SFE/|W|² over 1: the weight was smaller than the isometry in its place, so that it moves by more than its own "
-            "size. Check what the network can still do before training on."
+            "SFE/|W|² over 1: the weight was smaller than the isometry that replaces it, so it moves by more than its own "
+            "norm. Check what the network can still do before you continue training."
         )
 
 
 def _print_left_alone(what: str, left: Sequence[LeftAlone]) -> None:
-    """By reason, as a large model has hundreds of weights and few reasons."""
+    """Grouped by reason, because a large model has hundreds of weights and few reasons."""
     by_reason: dict[str, list[str]] = {}
     for weight in left:
         by_reason.setdefault(weight.reason, []).append(weight.name)
@@ -290,7 +290,7 @@ def _narrow() -> bool:
 
 
 def _shortener(names: Sequence[str]) -> Callable[[str], str]:
-    """Without "weight", as nearly all are called so; on a narrow terminal without what all names begin with, too."""
+    """Names without "weight", in which nearly all end; on a narrow terminal also without their common beginning."""
     parts = [name.split(".")[:-1] for name in names] if _narrow() else []
     same = takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False)) if len(parts) > 1 else ()
     begin = "".join(f"{level[0]}." for level in same)

@@ -1,4 +1,4 @@
-"""What all commands are: a dataclass whose fields are its arguments, and a call that returns the exit code."""
+"""The base of all commands: a dataclass whose fields are its arguments, and whose call returns the exit code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import ClassVar
 
 @dataclass(kw_only=True)
 class Command:
-    """name: as it is typed. when_stopped: what Ctrl-C is answered with.
+    """name: as typed. when_stopped: printed after Ctrl-C.
 
-    The docstring's first line is its help; imports that take time stand in the call.
+    The first line of the docstring is the help text; slow imports belong in the call.
     """
 
     name: ClassVar[str]
     when_stopped: ClassVar[str] = "stopped"
 
     traceback: bool = False
-    """Show where an error came from."""
+    """Show the traceback of an error."""
 
     def __call__(self) -> int:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Where commands print: tables, progress and messages share one terminal."""
+"""Printing to the terminal that tables, progress and messages share."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from rich.text import Text
 
 from ..listing import one_line, visible
 
-with_bars: list[Console] = []  # the one that progress bars are drawn on, while they are
+with_bars: list[Console] = []  # the console on which progress bars are being drawn
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # for `main` to deal with; rich would end the program as if something had failed
+        raise BrokenPipeError  # `main` handles it; rich would end the program with an error
 
 
 def console() -> Console:
-    """For what was asked for. Made anew each time, as tests and callers may have put another stream in place."""
+    """The console for results. Made for each call, since tests and callers may have replaced the stream."""
     return with_bars[-1] if with_bars else _Console(file=sys.stdout, highlight=False)
 
 
 def error_console() -> Console:
-    """For what went wrong."""
+    """The console for errors."""
     return _Console(file=sys.stderr, highlight=False)
 
 
 class Handler(logging.Handler):
-    """The library's messages, above the bars if there are any; warnings and worse go to the terminal's errors."""
+    """Prints the library's messages, above progress bars if there are any; warnings and errors go to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -44,7 +44,7 @@ class Handler(logging.Handler):
 
 
 def as_typed(text: str) -> str:
-    """A message of the library, with its argument `where` as it is given to a command.
+    """A message of the library, with its argument `where` written as an option of the command line.
 
     >>> as_typed("ask for it with where=['everything', 'embeddings'], or where='*.weight'")
     'ask for it with --where everything --where embeddings, or --where *.weight'
@@ -54,31 +54,31 @@ def as_typed(text: str) -> str:
 
 
 def as_it_is(text: str) -> Text:
-    """Nothing in it is markup, and what a terminal would obey is escaped: names come from others' files."""
+    """Text without markup, with control characters escaped: names may come from files of others."""
     return Text(visible(text))
 
 
 def print_line(text: str) -> None:
-    """Nothing is wrapped, so that scripts can read it."""
+    """Print a line without wrapping it, so that scripts can read it."""
     console().print(as_it_is(text), soft_wrap=True)
 
 
 def print_text(text: str) -> None:
-    """A sentence or two, wrapped between words on a terminal."""
+    """Print a sentence or two, wrapped between words on a terminal."""
     console().print(as_it_is(text), soft_wrap=not console().is_terminal)
 
 
 def warn_of(problems: Sequence[str]) -> int:
-    """Say which records could not be read; returns the exit code."""
+    """Print the records that could not be read; returns the exit code."""
     for problem in problems:
         error_console().print(as_it_is(f"not read: {problem}"), soft_wrap=True)
     return 1 if problems else 0
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """Rows of plain text. right: numbers of columns that are aligned to the right.
+    """Print rows of plain text. right: numbers of the columns that are aligned to the right.
 
-    Not on a terminal it is as wide as it needs to be: lines that are wrapped are of no use to scripts.
+    Outside a terminal lines are never wrapped, so that scripts can read them.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):

@@ -128,5 +128,5 @@ def _problems() -> list[str]:
         except RuntimeError as problem:
             found.append(f"torch sees a GPU and cannot use it ({problem}): run with --device cpu")
     if not os.access(Path.cwd(), os.W_OK):
-        found.append(f"nothing can be written in {Path.cwd()}: give --out a folder elsewhere")
+        found.append(f"nothing can be written in {Path.cwd()}: pass an --out elsewhere")
     return found

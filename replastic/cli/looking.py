@@ -1,4 +1,4 @@
-"""`replastic report`, `compare` and `best`: what came of runs. None of them needs torch."""
+"""`replastic report`, `compare` and `best`: the results of runs. None of them needs torch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class _Runs(Command):
     runs: Positional[Annotated[list[str], arg(metavar="RUNS")]]
-    """Folders that runs were written to, or packed files of them."""
+    """Folders of runs, or packed files."""
     metric: Annotated[str, arg(metavar="NAME")] = ""
-    """What arms are compared by, as in test_accuracy; else what the experiment's file names."""
+    """The figure by which arms are compared, such as test_accuracy; by default the one in the experiment's file."""
     baseline: Annotated[str, arg(metavar="ARM")] = ""
-    """The arm that others are compared with; else the first that trains plainly."""
+    """The arm with which others are compared; by default the first one without a method."""
 
     def _check(self) -> None:
         if not self.runs:
-            raise OptionError(f"no folder was given: replastic {self.name} runs/quick")
+            raise OptionError(f"no folder was passed: write replastic {self.name} runs/quick")
 
 
 @dataclass(kw_only=True)
@@ -39,9 +39,9 @@ class Report(_Runs):
     out: Annotated[str, arg(metavar="DIR", aliases=["-o"])]
     """The folder to write: index.html, figures/ and tables/."""
     centre: Literal["auto", "mean", "iqm"] = "auto"
-    """Of curves; auto is the interquartile mean if every arm has five seeds or more."""
+    """The centre of curves; auto is the interquartile mean if every arm has five seeds or more."""
     smooth: Annotated[int, arg(metavar="POINTS")] = 0
-    """Smooth curves by a Savitzky-Golay filter over so many points; they are labelled so."""
+    """Smooth curves by a Savitzky-Golay filter over this many points; their titles say so."""
 
     def __call__(self) -> int:
         from ..report import report
@@ -58,13 +58,13 @@ class Report(_Runs):
         )
         for sentence in made.says:
             print_line(sentence)
-        print_line(f"\nThe page is {made.page.resolve()}; figures (PNG, SVG) and tables (CSV) lie beside it.")
+        print_line(f"\nThe page is {made.page.resolve()}; figures (PNG, SVG) and tables (CSV) are next to it.")
         return warn_of(made.problems)
 
 
 @dataclass(kw_only=True)
 class Compare(_Runs):
-    """Print arms side by side: mean, spread, n, and a paired test against the baseline."""
+    """Compare arms: mean, spread, n, and a paired test against the baseline."""
 
     name: ClassVar[str] = "compare"
 
@@ -87,12 +87,12 @@ class Compare(_Runs):
 
 @dataclass(kw_only=True)
 class Best(Command):
-    """Print the best point of each grid, by the validation images."""
+    """Print the best point of each grid, chosen on validation images."""
 
     name: ClassVar[str] = "best"
 
     out: Positional[Annotated[str, arg(metavar="DIR")]]
-    """Where runs were kept, or a packed file of them."""
+    """The folder of the runs, or a packed file."""
 
     def __call__(self) -> int:
         from ..report import best
@@ -106,7 +106,7 @@ class Best(Command):
 
 
 def _fitting(table: Table) -> tuple[list[str], list[list[str]]]:
-    """As text; on a terminal without the columns that it has no room for, least important first."""
+    """The table as text; on a narrow terminal without its least important columns."""
     rows = [[_shown(cell, digits) for cell, digits in zip(row, table.digits, strict=True)] for row in table.rows]
     columns, screen = list(table.columns), console()
     for spare in ("IQM", "pairs", "low", "high", "its low", "its high", columns[1]):

@@ -1,7 +1,7 @@
-"""What is typed becomes a command, what goes wrong a sentence and an exit code.
+"""Parse the command line, run the command, and turn errors into a sentence and an exit code.
 
-Exit codes: 0 all is well; 1 a run failed, diverged or was killed, or a record cannot be read; 2 the input is wrong; 129, 130
-and 143 it was stopped by SIGHUP, Ctrl-C or SIGTERM; 141 nobody reads the output any more.
+Exit codes: 0 success; 1 a run failed, diverged or was killed, or a record cannot be read; 2 the input is wrong; 129, 130 and
+143 stopped by SIGHUP, Ctrl-C or SIGTERM; 141 the output was closed, as by `head`.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def _performed(command: Any) -> int:
         try:
             error_console().print(command.when_stopped)
             console().file.flush()
-        except OSError:  # SIGHUP says that the terminal is gone
+        except OSError:  # after SIGHUP the terminal is gone
             _print_no_more()
         return 128 + (stopped.number if isinstance(stopped, _Stopped) else signal.SIGINT)
-    except BrokenPipeError:  # somebody has piped it into `head`
+    except BrokenPipeError:  # for example piped into `head`
         _print_no_more()
         return 141
     except (OptionError, ImportError, OSError, RuntimeError, ValueError) as problem:
@@ -73,7 +73,7 @@ def _performed(command: Any) -> int:
             raise
         said = as_typed(str(problem))
         if isinstance(problem, PermissionError):
-            said = f"{problem.filename} cannot be written, or read: give another folder"
+            said = f"{problem.filename} cannot be read or written: pass another folder"
         error_console().print(as_it_is(f"replastic {command.name}: {said}"), soft_wrap=True)
         return 2
 
@@ -88,7 +88,7 @@ class _Stopped(KeyboardInterrupt):
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is done here, unless somebody else has decided what they do, such as nohup."""
+    """Let SIGTERM and SIGHUP end a command like Ctrl-C, unless they have another handler, as under nohup."""
     known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     in_main = threading.current_thread() is threading.main_thread()
     mine = [number for number in known if in_main and signal.getsignal(number) == signal.SIG_DFL]
@@ -98,7 +98,7 @@ def _stopped_by_signals() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         nonlocal last
         before, last = last, time.monotonic()
-        if last - before > 1:  # seconds; they often come together, and one is enough
+        if last - before > 1:  # seconds; signals often come together, and one is enough
             raise _Stopped(number)
 
     for number in mine:
@@ -111,7 +111,7 @@ def _stopped_by_signals() -> Iterator[None]:
 
 
 def _print_no_more() -> None:
-    """Python would complain once more when it ends."""
+    """Close the output; otherwise Python would report the error again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -123,6 +123,6 @@ def _parsed(arguments: Sequence[str]) -> Any:
 
     kinds = [Annotated[kind, tyro.conf.subcommand(kind.name)] for kind in commands.ALL]
     config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    about = "Measure how networks lose their ability to learn, undo it, and see which remedy works."
+    about = "Measure how networks lose their ability to learn, restore it, and compare the remedies."
     any_of: Any = Union[tuple(kinds)]  # noqa: UP007
     return tyro.cli(any_of, prog="replastic", description=about, args=arguments, config=config)

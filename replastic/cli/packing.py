@@ -1,4 +1,4 @@
-"""`replastic pack` and `unpack`: a folder of runs as one file, and back. None of them needs torch."""
+"""`replastic pack` and `unpack`: a folder of runs as one file, and back. Neither needs torch."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from .console import print_line
 
 @dataclass(kw_only=True)
 class Pack(Command):
-    """Make one file of a folder of runs; compare, report and best read it as it is."""
+    """Pack a folder of runs into one file, which compare, report and best can read."""
 
     name: ClassVar[str] = "pack"
 
     folder: Positional[Annotated[str, arg(metavar="DIR")]]
-    """Where runs were kept. It is not changed."""
+    """The folder of the runs. It is not changed."""
     out: Annotated[str, arg(metavar="FILE.jsonl.gz", aliases=["-o"])]
-    """The file to write, which must be new. Checkpoints are left out."""
+    """The file to write, which must not exist. Checkpoints are left out."""
 
     def __call__(self) -> int:
         from ..record import find_runs, pack
 
         left_out = pack(self.folder, self.out)
         size = Path(self.out).stat().st_size
-        print_line(f"{self.out} holds {len(find_runs(self.out))} runs in {size:,} bytes, and was read back.")
+        print_line(f"{self.out} holds {len(find_runs(self.out))} runs in {size:,} bytes, and was checked.")
         if left_out:
-            print_line(f"Left out: the checkpoints of {len(left_out)} runs. Without them runs cannot be resumed.")
+            print_line(f"Left out: the checkpoints of {len(left_out)} runs. Without these, runs cannot be resumed.")
         return 0
 
 
 @dataclass(kw_only=True)
 class Unpack(Command):
-    """Write the folder back that a packed file was made of, byte for byte."""
+    """Restore the folder from which a packed file was made, byte for byte."""
 
     name: ClassVar[str] = "unpack"
 
     file: Positional[Annotated[str, arg(metavar="FILE.jsonl.gz")]]
-    """What `replastic pack` wrote. It is not changed."""
+    """A file from `replastic pack`. It is not changed."""
     out: Annotated[str, arg(metavar="DIR", aliases=["-o"])]
     """The folder to write, which must be new or empty."""
 

@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class _Experiment(Command):
-    when_stopped: ClassVar[str] = "stopped; the same command goes on"
+    when_stopped: ClassVar[str] = "stopped; the same command continues"
 
     file: Positional[Annotated[str, arg(metavar="FILE.toml")]]
-    """What to run: a file, or the name of one that `replastic list experiments` shows."""
+    """The experiment: a file, or a name from `replastic list experiments`."""
     out: Annotated[str, arg(metavar="DIR", aliases=["-o"])]
-    """Where runs are kept. What is there already is gone on with."""
+    """The folder of the runs. Runs that are there already are continued."""
     arm: UseAppendAction[Annotated[list[str], arg(metavar="NAME")]] = field(default_factory=list)
-    """Only this arm."""
+    """Only this arm; several times for more."""
     seed: UseAppendAction[Annotated[list[int], arg(metavar="N")]] = field(default_factory=list)
-    """Only this seed."""
+    """Only this seed; several times for more."""
     set: UseAppendAction[Annotated[list[str], arg(metavar="KEY=VALUE")]] = field(default_factory=list)
-    """Change the file for once, as in training.batch=128."""
+    """Override a setting of the file, for example training.batch=128."""
     data: Annotated[str, arg(metavar="DIR")] = ""
-    """Where data sets lie; else $REPLASTIC_DATA."""
+    """The folder of the data sets; by default $REPLASTIC_DATA."""
     device: Annotated[str, arg(metavar="DEVICE")] = ""
-    """cpu, cuda or cuda:1; else a GPU if there is one."""
+    """cpu, cuda or cuda:1; by default a GPU if there is one."""
     retry: bool = False
-    """Also go on with runs that have failed."""
+    """Also continue runs that have failed."""
     live: Literal["off", "tensorboard", "wandb"] = "off"
-    """Show rows there while runs go on."""
+    """Show rows there during the runs."""
 
     def _read(self) -> Experiment:
         from ..runs.config import read
@@ -68,7 +68,7 @@ class _Experiment(Command):
 
 @dataclass(kw_only=True)
 class Run(_Experiment):
-    """Run an experiment in this process; the same command goes on with what was stopped."""
+    """Run an experiment in this process; the same command continues stopped runs."""
 
     name: ClassVar[str] = "run"
 
@@ -97,16 +97,16 @@ class Run(_Experiment):
 
 @dataclass(kw_only=True)
 class Sweep(_Experiment):
-    """Run an experiment as independent runs, on this machine or on many."""
+    """Run an experiment as independent processes, on this machine or on a cluster."""
 
     name: ClassVar[str] = "sweep"
 
     on: Annotated[str, arg(metavar="ENGINE")] = "local"
     """local, ray or slurm."""
     jobs: Annotated[int, arg(metavar="N")] = 0
-    """Runs side by side; 0: one for each core, or for each GPU."""
+    """Number of concurrent runs; 0: one per core, or per GPU."""
     engine: UseAppendAction[Annotated[list[str], arg(metavar="KEY=VALUE")]] = field(default_factory=list)
-    """The engine's own settings, as in partition=gpu or time=240."""
+    """Settings of the engine, for example partition=gpu or time=240."""
 
     def __call__(self) -> int:
         from ..runs.sweep import sweep
@@ -141,7 +141,7 @@ def _reason(folder: Path) -> str:
 
 
 def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Per arm how many ended how; first tasks that arms share are no arm."""
+    """How the runs of each arm ended; first tasks that arms share are not listed."""
     from ..report.summary import counted
 
     arms = dict.fromkeys(outcome.arm for outcome in outcomes if not outcome.first_task)
@@ -151,12 +151,12 @@ def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
 
 
 def _conclude(out: str, outcomes: Sequence[tuple[str, str, str]], *, traceback: bool) -> int:
-    """What went wrong, how the arms came out, and the exit code. outcomes: folder, status and reason of each run."""
+    """Print problems and the result of each arm; returns the exit code. outcomes: folder, status and reason of each run."""
     from ..report.summary import summary_lines
 
     _print_problems(outcomes, traceback=traceback)
     statuses = {status for _, status, _ in outcomes}
-    if statuses == {"not opened"}:  # nothing was trained: what lies there is of other settings
+    if statuses == {"not opened"}:  # nothing was trained: the folders hold runs with other settings
         return 2
     lines, problems = summary_lines(out) if any(Path(out).rglob("run.json")) else ([], [])
     for line in lines:
@@ -165,7 +165,7 @@ def _conclude(out: str, outcomes: Sequence[tuple[str, str, str]], *, traceback: 
 
 
 def _print_problems(outcomes: Sequence[tuple[str, str, str]], *, traceback: bool) -> None:
-    """Each reason once: all of it, or its last line and where in the code that was."""
+    """Each reason once: in full, or its last line and the place in the code."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for folder, status, reason in outcomes:
         if status != "finished":
@@ -178,7 +178,7 @@ def _print_problems(outcomes: Sequence[tuple[str, str, str]], *, traceback: bool
         said = f"\n{reason}" if traceback else f" {lines[-1]}{place}"
         print_line(f"{folders[0]}{more}: {status}" + (f":{said}" if reason else ""))
     if any(status == "failed" for status, _ in reasons):
-        print_line("--traceback shows where it failed, --retry goes on with what has failed.")
+        print_line("--traceback shows where it failed, --retry continues failed runs.")
     if reasons:
         print_line("")
 
@@ -186,7 +186,7 @@ def _print_problems(outcomes: Sequence[tuple[str, str, str]], *, traceback: bool
 def _option(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise OptionError(f"--engine {text!r}: write it as key=value, as in partition=gpu")
+        raise OptionError(f"--engine {text!r}: write it as key=value, for example partition=gpu")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def experiments_folder() -> Path | None:
-    """Where their files lie: in an installed package inside it, in a checkout beside it."""
+    """The folder of their files: inside an installed package, or next to the package in a checkout."""
     for folder in (_PACKAGE / "experiments", _PACKAGE.parent / "experiments"):
         if (folder / "quick.toml").is_file():
             return folder
@@ -19,7 +19,7 @@ def experiments_folder() -> Path | None:
 
 
 def shipped() -> dict[str, Path]:
-    """Every experiment: "fire/figure-2a-cifar10" is one, "quick" another."""
+    """All experiments by name, for example "quick" and "fire/figure-2a-cifar10"."""
     folder = experiments_folder()
     if folder is None:
         return {}
@@ -27,7 +27,7 @@ def shipped() -> dict[str, Path]:
 
 
 def experiment_file(given: str) -> Path:
-    """A file that exists, or the one that comes with the package under this name."""
+    """An existing file, or the file that comes with the package under this name."""
     path = Path(given)
     if path.is_file():
         return path
@@ -35,8 +35,8 @@ def experiment_file(given: str) -> Path:
     if given in known:
         return known[given]
     if path.is_dir():
-        raise OptionError(f"{given} is a folder: give a file, as in {given.rstrip('/')}/mine.toml")
+        raise OptionError(f"{given} is a folder: pass a file, for example {given.rstrip('/')}/mine.toml")
     alike = get_close_matches(given, known, n=1)
-    hint = f"did you mean {alike[0]!r}?" if alike else "give a TOML file"
-    more = "; `replastic list experiments` has those that come along" if known else ""
+    hint = f"did you mean {alike[0]!r}?" if alike else "pass a TOML file"
+    more = "; `replastic list experiments` lists those of the package" if known else ""
     raise OptionError(f"there is no file {given}: {hint}{more}")
