@@ -44,5 +44,6 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     ['weight  norm', '0       12.5']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
-    return ["  ".join(side(*cell) for side, *cell in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
+    sides = "<" * left + ">" * (len(widths) - left)
+    cells = ([f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)] for row in rows)
+    return ["  ".join(line).rstrip() for line in cells]
