@@ -14,8 +14,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor, nn
 
-from ..linalg.batches import MatrixStack
 from ..diagnosis.rules import FLAT
+from ..linalg.batches import MatrixStack
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..listing import some
 from ..measures.range import value_of
