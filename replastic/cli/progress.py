@@ -194,13 +194,13 @@ def _place(run: Followed, metric: str) -> str:
 
 def _where(run: Followed, *, short: bool = False) -> str:
     """For example "task 3 of 40, epoch 7 of 15"."""
-    epochs, row = run.epochs, run.row
-    if "task" not in row or "epoch" not in row:
+    lengths, position = run.lengths, run.position
+    if position is None:
         return "begins"
     of = "/" if short else " of "
-    tasks = f"{of}{len(epochs)}" if epochs else ""
-    in_task = f"{of}{epochs[row['task']]}" if row["task"] < len(epochs) else ""
-    return f"task {row['task'] + 1}{tasks}, epoch {row['epoch']}{in_task}"
+    tasks = f"{of}{len(lengths)}" if lengths else ""
+    in_task = f"{of}{lengths[position.task]}" if position.task < len(lengths) else ""
+    return f"task {position.task + 1}{tasks}, {position.moment}{in_task}"
 
 
 def _figure(run: Followed, metric: str) -> str:

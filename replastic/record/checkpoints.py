@@ -32,7 +32,7 @@ def checkpoints_of(folder: Path) -> list[Path]:
     return sorted((path for path in found if re.fullmatch(r"\d{6,}", path.name)), key=lambda path: int(path.name))
 
 
-def load_checkpoint(folder: str | Path | Packed) -> tuple[dict[str, int], Any]:
+def load_checkpoint(folder: str | Path | Packed) -> tuple[dict[str, Any], Any]:
     """Position and state of a run's last checkpoint, from which other runs may start."""
     there = checkpoints_of(Path(str(folder)))
     if not there:

@@ -108,7 +108,7 @@ class Record(AbstractContextManager["Record"]):
                 raise
         self.status = "started"
 
-    def save(self, position: Mapping[str, int], state: Mapping[str, Any]) -> None:
+    def save(self, position: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Write a checkpoint. Rows up to here are written to the disk first and are never removed.
 
         position: the position of the run, for example {"task": 2, "epoch": 0}.
@@ -130,7 +130,7 @@ class Record(AbstractContextManager["Record"]):
             snapshot.discard(old)
         self.status = "started"
 
-    def resume(self) -> tuple[dict[str, int], dict[str, Any]] | None:
+    def resume(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Position and state of the last checkpoint; rows after it are removed, because they will be written again.
 
         None: there is no checkpoint, and the run starts again without rows. If a file is damaged, nothing is changed.

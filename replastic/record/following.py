@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import read_bytes
+from .position import Position, lengths_of, position_of
 from .reading import read_end, read_run
 from .schema import RESUME, ROW, parsed
 
@@ -38,23 +39,28 @@ class Followed:
         return self.status not in ("", "started")
 
     @property
-    def done(self) -> float:
-        """The share of its epochs that it has trained; those of a shared first task are not counted."""
-        if self.status == "finished":
-            return 1.0
-        epochs = self.epochs
-        if not epochs or not {"task", "epoch"} <= self.row.keys():
-            return 0.0
-        adopted = epochs[0] if self.first is not None and self.first.status == "finished" else 0
-        behind = sum(epochs[: self.row["task"]]) + self.row["epoch"] - adopted
-        return min(1.0, max(0, behind) / max(1, sum(epochs) - adopted))
+    def position(self) -> Position | None:
+        """The position of its last row; None if there is none, or if the row does not say so."""
+        with suppress(ValueError):
+            return position_of(self.row)
+        return None
 
     @property
-    def epochs(self) -> list[int]:
-        """The number of epochs of each task; empty if that is not known."""
-        about = self.about.get("about", {})
-        epochs, tasks = about.get("epochs", []), about.get("tasks", 0)
-        return list(epochs) if isinstance(epochs, list) else [epochs] * tasks
+    def done(self) -> float:
+        """The share of its tasks' lengths that it has trained; a shared first task is not counted."""
+        if self.status == "finished":
+            return 1.0
+        lengths, position = self.lengths, self.position
+        if not lengths or position is None:
+            return 0.0
+        adopted = lengths[0] if self.first is not None and self.first.status == "finished" else 0
+        behind = sum(lengths[: position.task]) + position.at - adopted
+        return min(1.0, max(0, behind) / max(1, sum(lengths) - adopted))
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each task, in the unit of positions; empty if that is not known."""
+        return lengths_of(self.about.get("about", {}))
 
 
 class Following:

@@ -53,6 +53,7 @@ _SPECTRUM = _Is("nodes and as many weights", _is_spectrum)
 
 # A dict describes a table: keys that end in "?" are optional, and "*x" stands for all keys that end in x. [kind] is a list
 # of values of one kind; a value described by a tuple must be of one of its kinds.
+_POSITION = {"task?": _COUNT, "epoch?": _COUNT, "at?": _COUNT, "of?": _COUNT, "unit?": TEXT, "*": (TEXT, _COUNT)}
 MARK = {"lines": _COUNT, "bytes": _COUNT, "sha256": TEXT}
 RUN = {
     "format": TEXT,
@@ -63,6 +64,8 @@ RUN = {
         "metric?": TEXT,
         "tasks?": _whole(_MOST_TASKS),
         "epochs?": (_COUNT, [_COUNT]),
+        "lengths?": (_COUNT, [_COUNT]),
+        "unit?": TEXT,
     },
     "arm": TEXT,
     "seed": _INTEGER,
@@ -73,6 +76,9 @@ END = {"status": _Is(" or ".join(ENDINGS), lambda value: value in ENDINGS), "rea
 ROW = {
     "task?": _whole(_MOST_TASKS - 1),
     "epoch?": _COUNT,
+    "at?": _COUNT,
+    "of?": _COUNT,
+    "unit?": TEXT,
     "step?": _COUNT,
     "*accuracy": _FIGURE,
     "*loss": _FIGURE,
@@ -80,7 +86,7 @@ ROW = {
 }
 TIME = _SECONDS
 RESUME = {"rows": _COUNT}
-NOTE = {"position": {"*": _COUNT}, "seconds": _SECONDS, "rows": MARK, "times": MARK}
+NOTE = {"position": _POSITION, "seconds": _SECONDS, "rows": MARK, "times": MARK}
 STATE = {"learner": {"steps": _COUNT, "task_number": _INTEGER, "seed": _INTEGER}, "random": {}}  # in a run's checkpoint
 LOCK = {"pid": _COUNT, "host": TEXT}
 STAMPED = {"commit": TEXT, "dirty": _FLAG, "sha256": TEXT}  # next to a copy of a checkout

@@ -1,4 +1,4 @@
-"""Accuracy over tasks and epochs, and right after each boundary."""
+"""Accuracy over tasks and during them, and right after each boundary."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ..record import Run
+from ..record.position import position_of
 from .charts import FEW, chart, chart_or_bars
 from .curves import Moment
 from .ends import task_ends
@@ -32,7 +33,7 @@ def other_figures(study: Study, kind: Centre, smooth: int) -> list[Chart]:
 
 
 def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) -> list[Chart]:
-    """Over tasks if there are several; over epochs if tasks were tested more than once; of two, also the last alone."""
+    """Over tasks if there are several; within tasks if they were tested more than once; of two, also the last alone."""
     tasks = max((row["task"] + 1 for run in study.runs for row in run.rows[-1:]), default=0)
     moments: list[Moment] = ["end"] if tasks > FEW else []
     if not moments or _is_tested_often(study, figure, tasks):
@@ -44,12 +45,12 @@ def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) 
 
 
 def _is_tested_often(study: Study, figure: str, tasks: int) -> bool:
-    return any(sum(figure in row for row in run.rows if row["epoch"] > 0) > tasks for run in study.runs)
+    return any(sum(figure in row for row in run.rows if position_of(row).at > 0) > tasks for run in study.runs)
 
 
 def after_boundaries(study: Study, kind: Centre) -> list[Chart | Bars | Table]:
     """The immediate cost of a boundary: the accuracy before the first step on new data, and the loss of accuracy there."""
-    if not any(study.metric in row and row["epoch"] == 0 and row["task"] > 0 for run in study.runs for row in run.rows):
+    if not any(study.metric in row and row["task"] and not position_of(row).at for run in study.runs for row in run.rows):
         return []
     section = "Right after each boundary"
     note = "Before the first step of a task: after the method has acted at its boundary, on the new task's data."
@@ -72,7 +73,7 @@ def _drop(arm: str, runs: Mapping[int, Run], metric: str) -> Sequence[str | floa
     for run in runs.values():
         ends = task_ends(run, metric) if run.status == "finished" else []
         for row in run.rows:
-            if row["epoch"] == 0 and 0 < row["task"] < len(ends) and metric in row:
+            if position_of(row).at == 0 and 0 < row["task"] < len(ends) and metric in row:
                 before.append(ends[row["task"] - 1])
                 after.append(row[metric])
                 end.append(ends[row["task"]])

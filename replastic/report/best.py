@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from ..options import OptionError
 from ..record import Run, find_runs
+from ..record.position import position_of
 from .gathering import read_trained
 
-_LAST = 5  # rows of the last task, so that one lucky epoch does not decide
+_LAST = 5  # rows of the last task, so that one lucky row does not decide
 
 
 class Best(NamedTuple):
@@ -85,7 +86,7 @@ def _score(run: Run, metric: str | None) -> float:
         return -math.inf
     figure = _figure(run, metric)
     last = max(row["task"] for row in run.rows)
-    rows = [row for row in run.rows if row["task"] == last and row["epoch"] > 0][-_LAST:]
+    rows = [row for row in run.rows if row["task"] == last and position_of(row).at > 0][-_LAST:]
     if not rows or not all(isinstance(row.get(figure), int | float) for row in rows):
         raise OptionError(
             f"{run.folder} has no {figure!r}, and points are never chosen on the test set: set [data] validation = 5000 to "

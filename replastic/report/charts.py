@@ -1,7 +1,8 @@
-"""A figure as a chart over tasks or epochs, or as bars if there are too few points for a curve."""
+"""A figure as a chart over tasks, epochs or steps, or as bars if there are too few points for a curve."""
 
 from __future__ import annotations
 
+from ..record.position import singular
 from .curves import Moment, boundaries, can_smooth, curves, lines, odd, thinned
 from .estimates import Centre, estimate
 from .gathering import Study
@@ -14,17 +15,18 @@ _TITLES: dict[Moment, str] = {
     "last": "{} in the last task",
     "start": "{} right after each boundary",
 }
-_LABELS: dict[Moment, str] = {"end": "task", "start": "task", "epoch": "epoch", "last": "epoch of the last task"}
+_LABELS: dict[Moment, str] = {"end": "task", "start": "task", "epoch": "{}", "last": "{} of the last task"}
 
 
 def chart(
     study: Study, figure: str, moment: Moment, section: str, kind: Centre, *, smooth: int = 0, note: str = ""
 ) -> Chart | None:  # fmt: skip
-    """A figure over tasks or epochs in every arm; None if no run has it."""
+    """A figure over tasks, epochs or steps in every arm; None if no run has it."""
     found = curves(study, figure, moment)
     if not found:
         return None
-    name = figure.removeprefix("measures.")
+    name, one = figure.removeprefix("measures."), singular(study.unit)
+    title = _TITLES[moment] if one == "epoch" else _TITLES[moment].replace("in each epoch", f"over {study.unit}")
     notes = [note] if note else []
     notes.append(f"Line: {kind} over seeds; band: 95 % bootstrap interval of each point.")
     smooth = smooth if smooth and can_smooth(found, smooth) else 0
@@ -37,10 +39,10 @@ def chart(
         notes.append("Thinned: not every point is drawn.")
     return Chart(
         f"{name}-{moment}".replace("/", "-").replace("_", "-"),
-        _TITLES[moment].format(name) + (", smoothed" if smooth else ""),
+        title.format(name) + (", smoothed" if smooth else ""),
         " ".join(notes),
         section,
-        _LABELS[moment],
+        _LABELS[moment].format(one),
         name,
         lines(found, kind, smooth=smooth),
         whole=True,
@@ -62,6 +64,8 @@ def chart_or_bars(
         at = estimate(curve.values[:, curve.x == last], kind)
         if at.n.size and at.n[0]:
             bars.append(Bar(curve.arm, float(at.y[0]), float(at.low[0]), float(at.high[0]), int(at.n[0])))
-    when = {"start": "right after the boundary of task", "end": "at the end of task"}.get(moment, "in epoch")
+    when = {"start": "right after the boundary of task", "end": "at the end of task"}.get(
+        moment, f"in {singular(study.unit)}"
+    )
     note = f"{note} Bar: {kind} over seeds; whisker: 95 % bootstrap interval.".strip()
     return Bars(made.name, f"{made.y_label} {when} {last:g}", note, section, made.y_label, bars)

@@ -71,7 +71,8 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
         for number, (name, _) in enumerate(columns)
         if any(row[number] is not None for row in rows) and not (name == "pairs" and paired_alike)
     ]
-    note = f"{study.metric}; of each task the mean over its last tenth of epochs, five at most"
+    note = f"{study.metric}; of each task the mean over its last tenth of {study.unit}, five "
+    note += "at most" if study.unit == "epochs" else "rows at most"
     shown = {columns[number][0] for number in used}
     note += "; ± is the standard deviation over n seeds" if "±" in shown else ""
     note += ", low to high the bootstrap's 95 % interval of the mean" if "low" in shown else ""

@@ -1,4 +1,4 @@
-"""Figures of runs as curves over tasks or epochs, seeds below each other."""
+"""Figures of runs as curves over tasks, epochs or steps, seeds below each other."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..extras import needed
 from ..record import Run
+from ..record.position import lengths_of, position_of
 from .estimates import Centre, estimate
 from .gathering import Study
 from .items import Line
@@ -58,25 +59,24 @@ def points_of(run: Run, figure: str, moment: Moment) -> Iterator[tuple[int, floa
     get, before = of_row(figure), 0
     tasks = run.about.get("tasks") or max((row["task"] + 1 for row in run.rows), default=0)
     for row, after in zip_longest(run.rows, run.rows[1:]):
-        task, epoch, value = row["task"], row["epoch"], get(row)
-        ends_task = _is_whole(run, task, epoch) if after is None else after["task"] != task
+        (task, at, *_), value = position_of(row), get(row)
+        ends_task = _is_whole(run, task, at) if after is None else after["task"] != task
         meant = {"end": ends_task, "last": task + 1 == tasks}.get(moment, True)
-        if isinstance(value, int | float) and (epoch == 0) == (moment == "start") and meant:
-            yield {"epoch": before + epoch, "last": epoch}.get(moment, task + 1), float(value)
+        if isinstance(value, int | float) and (at == 0) == (moment == "start") and meant:
+            yield {"epoch": before + at, "last": at}.get(moment, task + 1), float(value)
         if ends_task:
-            before += epoch
+            before += at
 
 
-def _is_whole(run: Run, task: int, epoch: int) -> bool:
+def _is_whole(run: Run, task: int, at: int) -> bool:
     """Whether the last task of a run was trained to its end, even if the run was not."""
-    lengths = run.about.get("epochs")
-    return run.status == "finished" or epoch in (lengths[task : task + 1] if isinstance(lengths, list) else [lengths])
+    return run.status == "finished" or at in lengths_of(run.about)[task : task + 1]
 
 
 def boundaries(study: Study) -> list[int]:
-    """Where tasks begin, in epochs of the stream, in the longest run; the first task is left out."""
+    """Where tasks begin, in epochs or steps of the stream, in the longest run; the first task is left out."""
     longest = max(study.runs, key=lambda run: len(run.rows))
-    ends = {row["task"]: row["epoch"] for row in longest.rows}
+    ends = {row["task"]: position_of(row).at for row in longest.rows}
     return [int(place) for place in np.cumsum(list(ends.values()))[:-1]]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..options import OptionError, nearest
 from ..record import Packed, Run, find_runs, read
+from ..record.position import position_of
 from .ends import task_ends
 
 
@@ -27,6 +28,11 @@ class Study:
     @property
     def runs(self) -> list[Run]:
         return [run for several in self.arms.values() for run in several.values()]
+
+    @property
+    def unit(self) -> str:
+        """What positions in a task are counted in: "epochs", "steps" and the like."""
+        return next((position_of(row).unit for run in self.runs for row in run.rows), "epochs")
 
 
 def gather(
@@ -64,15 +70,17 @@ def gather(
 
 
 def read_trained(folder: Path | Packed) -> Run:
-    """Read a run whose rows have a task and an epoch; ValueError if another program wrote it."""
+    """Read a run whose rows say where they stand; ValueError if another program wrote it."""
     run = read(folder)
     for number, row in enumerate(run.rows, 1):
-        if not {"task", "epoch"} <= row.keys():
+        try:
+            position_of(row)
+        except ValueError as problem:
             raise ValueError(
-                f"{folder / 'rows.jsonl'} line {number} has no task or no epoch: pass runs that `replastic run` wrote"
-            )
-    if run.status == "finished" and not any(row["epoch"] > 0 for row in run.rows):
-        raise ValueError(f"{folder} has finished without a row of an epoch: there is nothing to report")
+                f"{folder / 'rows.jsonl'} line {number} cannot be used, as {problem}: pass runs that `replastic run` wrote"
+            ) from problem
+    if run.status == "finished" and not any(position_of(row).at > 0 for row in run.rows):
+        raise ValueError(f"{folder} has finished without a row after a boundary: there is nothing to report")
     return run
 
 

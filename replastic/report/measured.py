@@ -11,6 +11,7 @@ import numpy as np
 
 from ..extras import needed
 from ..record import Run
+from ..record.position import position_of
 from .charts import chart_or_bars
 from .curves import Moment, points_of
 from .estimates import Centre
@@ -25,7 +26,7 @@ def measured(study: Study, kind: Centre, smooth: int) -> list[Chart | Bars | Tab
     items: list[Chart | Bars | Table] = []
     names = whole_model({name for run in study.runs for row in run.rows for name in row.get("measures", ())})
     for name in sorted(names):
-        moments: Sequence[Moment] = ("start", "epoch" if _in_epochs(study, name) else "end")
+        moments: Sequence[Moment] = ("start", "epoch" if _within_tasks(study, name) else "end")
         made = (chart_or_bars(study, f"measures.{name}", moment, _SECTION, kind, smooth=smooth) for moment in moments)
         items += filter(None, made)
     if items:
@@ -49,10 +50,10 @@ def whole_model(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if not parents[name] & names and not name.endswith(apart))
 
 
-def _in_epochs(study: Study, name: str) -> bool:
+def _within_tasks(study: Study, name: str) -> bool:
     """Whether it was also taken before the last row of a task."""
     return any(
-        row["epoch"] > 0 and row["task"] == after["task"] and name in row.get("measures", ())
+        position_of(row).at > 0 and row["task"] == after["task"] and name in row.get("measures", ())
         for run in study.runs
         for row, after in pairwise(run.rows)
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..record.position import Position, position_of
 from .gathering import Study
 from .items import Chart, Line
 
@@ -30,12 +31,12 @@ def spectra(study: Study) -> list[Chart]:
 
 
 def _spectrum(study: Study, name: str) -> Chart | None:
-    taken: dict[tuple[int, int], dict[str, list[Mapping[str, Any]]]] = {}
+    taken: dict[Position, dict[str, list[Mapping[str, Any]]]] = {}
     for run in study.runs:
         for row in run.rows:
             found = row.get("measures", {}).get(name)
             if found and found["nodes"] and np.isfinite([found["nodes"], found["weights"]]).all():
-                taken.setdefault((row["task"], row["epoch"]), {}).setdefault(run.arm, []).append(found)
+                taken.setdefault(position_of(row), {}).setdefault(run.arm, []).append(found)
     if not taken:
         return None
     moments = sorted(taken)
@@ -45,9 +46,9 @@ def _spectrum(study: Study, name: str) -> Chart | None:
     grid = np.linspace(nodes.min() - margin, nodes.max() + margin, _GRID)
     frames = []
     for number in kept:
-        task, epoch = moments[number]
-        label = f"task {task + 1}, " + ("right after its boundary" if epoch == 0 else f"epoch {epoch}")
-        by_arm = taken[task, epoch]
+        place = moments[number]
+        label = f"task {place.task + 1}, {place.moment if place.at else 'right after its boundary'}"
+        by_arm = taken[place]
         frames.append(
             (label, [_density(arm, by_arm[arm], grid, margin / 3) for arm in study.arms if arm in by_arm])
         )  # fmt: skip

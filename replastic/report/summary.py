@@ -22,7 +22,7 @@ _SHARE = 10  # the first and last tasks are a tenth of the stream each, and at l
 class Summary:
     """The figure of an arm in its first and in its last tasks, by seed: the mean over these tasks.
 
-    The figure of a task is the mean over the rows of its last tenth of epochs, five at most.
+    The figure of a task is the mean over the rows of its last tenth, five at most.
     """
 
     arm: str
