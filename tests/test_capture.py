@@ -1,5 +1,6 @@
 """A captured step does what the eager one does, whatever method acts; only CUDA has graphs."""
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 
 import replastic as rp
 from replastic.models import CNN
+from replastic.record.position import position_of
 from replastic.train import Training, train
 from replastic.train.loop import order_of, steps_for
 from replastic.workloads.images import ImageData, ImageTask, Split
@@ -79,9 +81,7 @@ def stream() -> list[ImageTask]:
 
 def check_alike(one: Any, other: Any, tolerance: float = 1e-4) -> None:
     (learner, rows), (reference, expected) = one, other
-    assert [(row["task"], row["epoch"], row["step"]) for row in rows] == [
-        (row["task"], row["epoch"], row["step"]) for row in expected
-    ]
+    assert [(position_of(row), row["step"]) for row in rows] == [(position_of(row), row["step"]) for row in expected]
     for row, wanted in zip(rows, expected, strict=True):
         for figure in wanted.keys() & {"loss", "online_accuracy", "test_accuracy", "full_accuracy", "hare_test_accuracy"}:
             assert row[figure] == pytest.approx(wanted[figure], rel=10 * tolerance, abs=0.03 if "accuracy" in figure else 0)
@@ -103,6 +103,16 @@ def test_a_captured_run_is_the_eager_run(name: str) -> None:
         check_alike(captured, eager)
     paths = [row["path"] for row in captured[1] if row["epoch"]]
     assert (paths[0], paths[-1]) == held
+
+
+@cuda
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"epochs": None, "steps": 17}])
+def test_rates_of_steps_and_micro_batches_are_captured(length: dict[str, Any]) -> None:
+    tasks: list[Any] = [dataclasses.replace(task, **length) for task in stream()]
+    given = {"rate_per": "step", "anneal": "cosine", "warmup": 3, "accumulate": 2, "learning_rate": [0.02, 0.05]}
+    captured, eager = (trained(path, [], tasks, evaluate_every=4, **given) for path in ("graph", "eager"))
+    check_alike(captured, eager)
+    assert captured[1][-1]["path"] == "graph, whole step"
 
 
 @cuda

@@ -197,7 +197,8 @@ def check_methods(names: dict[str, Any], printed: str) -> None:
 
 def check_training(names: dict[str, Any], printed: str) -> None:
     assert "(1, 8, 8) 10 1437 360" in printed
-    assert printed.count("\n") == 8
+    assert printed.count("\n") == 9
+    assert "(0, 20, 60, 'steps')" in printed
 
 
 def check_writing_a_method(names: dict[str, Any], printed: str) -> None:

@@ -1,5 +1,9 @@
 """Settings of training: optimisers, learning rates, what is refused."""
 
+import dataclasses
+import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +39,71 @@ def test_an_annealed_rate_falls_from_one_towards_zero_and_never_reaches_it() -> 
     assert cosine[:3] == [0.5, 1, 1]
     assert cosine[2:] == sorted(cosine[2:], reverse=True)
     assert 0 < cosine[-1] < 0.05
+
+
+def test_an_annealed_rate_ends_at_the_floor_after_its_horizon() -> None:
+    """The usual formula of a cosine with warm-up: one step after the schedule it would be the floor."""
+    training = settings(anneal="cosine", warmup=4, floor=0.1, horizon=20, rate_per="step")
+    found = [training.rate_factor(step, 12) for step in range(30)]
+    assert found[:4] == [0.25, 0.5, 0.75, 1.0]
+    along = [0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 4) / 16)) for step in range(4, 20)]
+    assert found[4:20] == pytest.approx(along)
+    assert found[20:] == [0.1] * 10
+    linear = settings(anneal="linear", floor=0.5)
+    assert factors(linear, 4) == [1, 0.875, 0.75, 0.625]
+
+
+def test_steps_of_the_rate_end_at_the_floor() -> None:
+    found = factors(settings(anneal="step", decay_at=[2, 4], floor=0.05), 6)
+    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.05, 0.05])
+
+
+def test_a_warm_up_is_a_share_or_a_number() -> None:
+    assert factors(settings(warmup=1.0), 2) == factors(settings(warmup=2), 2) == [0.5, 1]
+    assert factors(settings(warmup=1), 2) == [1, 1]
+
+
+def test_settings_may_have_one_value_for_each_task() -> None:
+    training = settings(
+        learning_rate=[0.1, 0.01],
+        anneal=["none", "cosine"],
+        decay_at=[[], [3]],
+        betas=[[0.9, 0.95], [0.8, 0.9]],
+        horizon=[9, None],
+    )
+    first, second = training.for_task(0), training.for_task(1)
+    assert first == settings(learning_rate=0.1, betas=[0.9, 0.95], decay_at=[], horizon=9)
+    assert second == settings(learning_rate=0.01, anneal="cosine", decay_at=[3], betas=[0.8, 0.9])
+    assert training.peak(1) == pytest.approx(0.1)
+    training.check_tasks(2)
+    with pytest.raises(ValueError, match=r"learning_rate = \[0.1, 0.01\] has 2 values, and there are 3 tasks"):
+        training.check_tasks(3)
+    assert training.first(1).for_task(0) == first
+    assert settings().for_task(5) == settings()
+
+
+def test_only_matrices_decay_if_that_is_asked_for() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 5, bias=True))
+    model[2].weight = model[0].weight  # tied: in one group, once
+    optimizer = settings(optimizer="adamw", weight_decay=[0.1, 0.3], decay="matrices").make_optimizer(model)
+    groups = [([tuple(p.shape) for p in group["params"]], group["weight_decay"]) for group in optimizer.param_groups]
+    assert groups == [([(5, 4)], 0.1), ([(4,), (4,), (5,)], 0.0)]
+    settings(weight_decay=[0.1, 0.3], decay="matrices").set_groups(optimizer, 1)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    settings(weight_decay=0.5, decay="matrices").set_groups(optimizer, 1)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.3  # an optimiser of one's own keeps what it has
+
+
+def test_records_have_later_settings_only_where_they_are_set() -> None:
+    """So that runs of older records can be continued, and first tasks still be shared with them."""
+    old = {
+        "renew_optimizer": True, "optimizer": "adam", "learning_rate": 1e-3, "momentum": 0.0, "weight_decay": 0.0,
+        "batch": 256, "clip": None, "warmup": 0.0, "decay_at": (), "decay_by": 0.1, "anneal": "none", "reset_head": False,
+        "precision": "float32", "path": "auto", "evaluate_every": 1, "evaluate_last": 1,
+    }  # fmt: skip
+    assert settings().recorded() == settings(betas=[0.9, 0.999], floor=0).recorded() == old
+    assert list(settings().recorded()) == list(old)
+    assert settings(floor=0.1, rate_per="step").recorded() == {**old, "floor": 0.1, "rate_per": "step"}
 
 
 def test_groups_keep_the_proportions_they_were_made_with() -> None:
@@ -91,9 +160,20 @@ def test_frozen_parameters_are_not_the_optimisers() -> None:
         ({"momentum": 0.9}, "momentum = 0.9 must be left out: it is SGD's"),
         ({"batch": 0}, "batch = 0 must be 1 or more"),
         ({"clip": 0}, "clip = 0 must be above 0, or left out"),
-        ({"warmup": 10}, "warmup = 10 must be a share of the epochs"),
-        ({"decay_at": [0]}, r"decay_at = \[0\] must be a list of epochs, from 1 on"),
-        ({"anneal": "step"}, "anneal = 'step' must be"),
+        ({"warmup": 1.5}, "warmup = 1.5 must be .* from 0.0 to 1.0, or a whole number"),
+        ({"decay_at": [0]}, r"decay_at = \[0\] must be .* from 1 on"),
+        ({"anneal": "sine"}, "anneal = 'sine' must be"),
+        ({"anneal": "step"}, "anneal = 'step' must be with decay_at"),
+        ({"betas": [0.9]}, r"betas = \[0.9\] must be two numbers"),
+        ({"betas": [0.9, 0.95], "optimizer": "sgd"}, "betas = .* must be left out: SGD"),
+        ({"eps": 1e-6, "optimizer": "sgd"}, "eps = 1e-06 must be left out: SGD"),
+        ({"decay": "weights"}, "decay = 'weights' must be"),
+        ({"accumulate": 300}, "accumulate = 300 must be from 1 to batch = 256"),
+        ({"floor": 2}, "floor = 2 must be a share"),
+        ({"horizon": 0}, "horizon = 0 must be"),
+        ({"rate_per": "pass"}, "rate_per = 'pass' must be"),
+        ({"learning_rate": [0.1, 0]}, "learning_rate = 0 must be above 0"),
+        ({"warmup": []}, r"warmup = \[\] must be one value"),
         ({"precision": "half"}, "precision = 'half' must be"),
         ({"path": "fast"}, "path = 'fast' must be"),
         ({"evaluate_every": 0}, "evaluate_every = 0 must be"),
@@ -108,3 +188,13 @@ def test_a_setting_that_cannot_be_meant_is_refused(given: dict[str, Any], says: 
 def test_whether_optimisers_are_renewed_must_be_said() -> None:
     with pytest.raises(TypeError, match="renew_optimizer"):
         Training()  # pyright: ignore[reportCallIssue]
+
+
+def test_the_page_on_experiments_lists_every_setting() -> None:
+    page = (Path(__file__).parent.parent / "docs/experiments.md").read_text()
+    rows = [line.split("|") for line in page.partition("## Settings of training")[2].splitlines() if line.startswith("| `")]
+    listed = {name: "yes" in row[4] for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    values = {"betas": [[0.9, 0.95]], "decay_at": [[1]], "anneal": ["linear"], "horizon": [5]}
+    assert listed.keys() == {item.name for item in dataclasses.fields(Training)}
+    for name in (name for name, has_list in listed.items() if has_list):
+        assert settings(**{name: values.get(name, [0.5])}).per_task() == [name]

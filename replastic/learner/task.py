@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -18,39 +19,57 @@ class Batch(NamedTuple):
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
-    """What a model makes of a batch's inputs: given by name if they are a dict."""
+    """The model's outputs for a batch's inputs, which are passed by name if they are a dict."""
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One stretch of a stream. A stream is a list of tasks; between two lies a boundary.
+    """A part of a stream of data. A stream is a list of tasks, with a boundary between each two.
 
-    batches: called with a generator, gives a fresh iterator over (inputs, targets), in an order that comes from the
-        generator alone: whoever looks at the data does not disturb the order in which others see it.
-    loss: of the model's outputs and the targets; if only some classes count, it is the one that knows.
-    evaluate: of a model, by the name of each figure: numbers, or tensors of one number, which wait on the device to be read.
-    epochs: how often a training loop goes through the batches.
-    correct: of outputs and targets, which samples are right, for the accuracy during training.
+    batches: a function of a generator that returns a new iterator over (inputs, targets), in an order that depends on the
+        generator alone: code that looks at the data does not disturb the order in which training sees it.
+    loss: a function of the model's outputs and the targets. If only some classes count, the loss leaves out the others.
+    evaluate: a function of a model that returns figures by name: numbers, or tensors of one number, which stay on the device
+        until they are read.
+    epochs, steps: the length of the task, one of the two: passes over the batches (1 by default), or steps. A task in steps
+        ends in the middle of a pass, or takes several.
+    correct: a function of outputs and targets that says which samples are right, for the accuracy during training.
     """
 
     name: str
     batches: Callable[[torch.Generator], Iterable[tuple[Any, Any]]]
     loss: Callable[[Any, Any], Tensor]
     evaluate: Callable[[nn.Module], Mapping[str, float | Tensor]] | None = None
-    epochs: int = field(default=1, kw_only=True)
+    epochs: int | None = field(default=None, kw_only=True)
     correct: Callable[[Any, Any], Tensor] | None = field(default=None, kw_only=True)
+    steps: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not callable(self.batches):
             raise TypeError(
-                f"Task(batches=...) is a {type(self.batches).__name__}: give a function that makes the batches anew, "
+                f"Task(batches=...) is a {type(self.batches).__name__}: pass a function that returns new batches, "
                 "as in batches=lambda generator: DataLoader(data, shuffle=True, generator=generator)"
             )
         if not callable(self.loss):
-            raise TypeError(f"Task(loss={self.loss!r}): give a function, as in loss=torch.nn.functional.cross_entropy")
-        if not isinstance(self.epochs, int) or self.epochs < 1:
-            raise ValueError(f"Task(epochs={self.epochs!r}): give a whole number of passes over the data, 1 or more")
+            raise TypeError(f"Task(loss={self.loss!r}): pass a function, as in loss=torch.nn.functional.cross_entropy")
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
+        elif self.epochs is not None and self.steps is not None:
+            raise ValueError(f"Task(epochs={self.epochs!r}, steps={self.steps!r}): pass one of the two")
+        if not isinstance(self.length, int) or self.length < 1:
+            what = "passes over the data" if self.unit == "epochs" else "steps"
+            raise ValueError(f"Task({self.unit}={self.length!r}): pass a whole number of {what}, 1 or more")
+
+    @property
+    def unit(self) -> str:
+        """What the task's length is counted in: "epochs" or "steps"."""
+        return "epochs" if self.steps is None else "steps"
+
+    @property
+    def length(self) -> int:
+        """How long the task is, in its unit."""
+        return self.epochs if self.steps is None else self.steps  # pyright: ignore[reportReturnType]
 
 
 class Samples(Protocol):
@@ -72,8 +91,8 @@ class Samples(Protocol):
 class IndexedTask(Task):
     """A task whose samples are looked up by number. CUDA graphs, stacks of learners and some measures need such tasks.
 
-    samples: what the task learns.
-    tests: the samples that it is tested on, by the name of each test.
+    samples: what is learnt in the task.
+    tests: the samples on which the model is tested, by the name of each test.
     batch_size: samples in a step.
     """
 
@@ -84,8 +103,13 @@ class IndexedTask(Task):
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def steps_a_pass(self) -> int:
+        """Steps of one pass over the samples; the last one may have fewer samples than others."""
+        return math.ceil(len(self) / self.batch_size)
+
     def order(self, generator: torch.Generator) -> Tensor:
-        """The order of the samples in one epoch. It depends on the generator alone, and lies on its device."""
+        """The order of the samples in one pass. It depends on the generator alone, and is on its device."""
         return order_of_samples(self.samples, generator)
 
     def batch(self, chosen: Tensor) -> tuple[Any, Any]:
@@ -93,12 +117,12 @@ class IndexedTask(Task):
         return self.samples.batch(chosen)
 
     def added(self, split: str) -> Tensor | None:
-        """Numbers of the samples whose classes no earlier task had, of "train" or a test; None: it does not add classes."""
+        """Numbers of the samples, of "train" or a test, whose classes no earlier task had; None if it adds no classes."""
         return None
 
 
 def order_of_samples(samples: Samples, generator: torch.Generator) -> Tensor:
-    """A random order, drawn on the generator's device: the same one wherever the samples are."""
+    """A random order, drawn on the generator's device: it is the same wherever the samples are."""
     return torch.randperm(len(samples), generator=generator, device=generator.device)
 
 

@@ -1,4 +1,4 @@
-"""A run that goes on: from its record, through training, back into its record."""
+"""A run that is being trained: resumed from its record, and written back into it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ import torch
 from ..learner import Task
 from ..record import ENDINGS, Record, RecordNotWritten, load_checkpoint, read
 from ..record.checkpoints import checkpoints_of
+from ..record.position import Position, about_lengths, position_of
 from ..record.reading import read_run
 from ..record.schema import STATE, check
-from ..train import train
 from ..train.allocator import keep_freed_memory
-from ..train.loop import Position, Row, check_path, train_in_pieces
+from ..train.loop import Loop, Row, SupervisedLoop, check_path, check_stream
 from .spec import RunSpec
 
 log = logging.getLogger("replastic")
-_ROWS_ON_THEIR_WAY = 1  # left unread while training goes on, so that it need not wait for the device
+_ROWS_ON_THEIR_WAY = 1  # left unread while training continues, so that it does not wait for the device
 
 
 class Running:
-    """Trains a run, a piece at each `advance`, so that several can take turns on one GPU; or keeps what others train in it.
+    """Trains a run, a piece at each `advance`, so that several runs can take turns on a GPU, or records a stacked one.
 
-    first: the run of a first task that this one shares with others; if it has finished, this one goes on from there.
-    retry: a run that has failed goes on from where it was saved last.
-    turns: a piece is a few steps, and not up to the next row.
+    first: the run of a first task that this one shares with others; if it has finished, this one continues from its end.
+    retry: a run that has failed continues from its last checkpoint.
+    turns: a piece is a few steps instead of all steps up to the next row.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Running:
         self._waiting: deque[Row] = deque()
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._random: dict[str, torch.Tensor] | None = None
-        self._saved: tuple[dict[str, int], dict[str, Any]] | None = None
+        self._saved: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._saved_at = time.monotonic()
         folder = self.out / run.folder
         new = not (folder / "run.json").exists()
@@ -83,10 +83,10 @@ class Running:
         return self.status in ENDINGS
 
     def advance(self) -> bool:
-        """Train a piece; whether there is more to do.
+        """Train a piece; returns whether there is more to do.
 
-        What goes wrong is recorded, and ends this run alone. If it cannot be recorded, that is an error here, and the run
-        can go on later from where it was saved.
+        An error in training is recorded, and ends only this run. If it cannot be recorded, RecordNotWritten is raised, and
+        the run can be resumed later from its last checkpoint.
         """
         if self.ended:
             return False
@@ -97,7 +97,7 @@ class Running:
             raise
         except Exception:
             reason = traceback.format_exc()
-            with suppress(Exception):  # what was wrong may be wrong with figures that are still on the device, too
+            with suppress(Exception):  # figures that are still on the device may be affected by the same error
                 self._write(left=0)
             if not self.ended:
                 self.record.end("diverged" if self._has_lost_its_weights() else "failed", reason)
@@ -110,17 +110,16 @@ class Running:
         return self.status
 
     def close(self) -> None:
-        """Let go of the folder; a run that has not ended can go on later."""
+        """Release the folder; a run that has not ended can be resumed later."""
         self.record.close()
 
     def _about(self, folder: Path) -> dict[str, Any]:
-        """With how long it will be, for whoever follows it."""
+        """What is said of the run, with the lengths of its tasks, which show its progress."""
         if self.tasks:
-            epochs = [task.epochs for task in self.tasks]
-            length = {"tasks": len(epochs), "epochs": epochs[0] if len(set(epochs)) == 1 else epochs}
+            length = about_lengths([task.length for task in self.tasks], self.tasks[0].unit)
         else:
             said = read_run(folder)["about"]
-            length = {key: said[key] for key in ("tasks", "epochs") if key in said}
+            length = {key: said[key] for key in ("tasks", "epochs", "lengths", "unit") if key in said}
         return {**self.run.about(), **length}
 
     def _build(self) -> None:
@@ -130,22 +129,27 @@ class Running:
         with self.own_world():
             torch.manual_seed(self.run.seed)  # what dropout draws; first weights and orders have seeds of their own
             self.learner, self.tasks = self.run.build(device=self.device, root=self.root)
+        training = self.run.training if self.run.tasks is None else self.run.training.first(self.run.tasks)
+        check_stream(self.tasks, training)
+        self.loop: Loop = SupervisedLoop(
+            self.learner, self.tasks, training, self.run.seed, self.run.experiment.measures, self._turns
+        )
 
     def _has_lost_its_weights(self) -> bool:
-        """Whether what went wrong is that weights are no numbers any more, which some decompositions refuse."""
+        """Whether a weight is NaN or infinite, which some decompositions raise an error for."""
         with suppress(Exception):  # a device that has failed cannot tell
             return not all(bool(tensor.isfinite().all()) for tensor in self.learner.parameters.values())
         return False
 
     def prepare(self) -> Position:
-        """Go to where the run was left; returns that place."""
+        """Load the last checkpoint, if there is one; returns its position."""
         if self._saved is not None:
             (position, state), self._saved = self._saved, None
             return self._load(position, state, self.out / self.run.folder)
-        return self._adopt(self.first) if self.first is not None else (0, 0)
+        return self._adopt(self.first) if self.first is not None else Position(0, 0)
 
     def take(self, row: Row) -> None:
-        """Keep a row; save the run if it is time to."""
+        """Record a row, and save the run if a checkpoint is due."""
         self._waiting.append(row)
         if self._is_due(row.position):
             self._save(row.position)
@@ -153,49 +157,48 @@ class Running:
             self._write(left=_ROWS_ON_THEIR_WAY)
 
     def complete(self) -> None:
-        """Say that all has been trained."""
+        """Record that the run has finished."""
         self._write(left=0)
         if not self.ended:
             self.record.end("finished")
 
     def _next_piece(self) -> None:
         if self._rows is None:
-            done, settings = self.prepare(), self.run.experiment.measures
-            self._rows = (train_in_pieces if self._turns else train)(
-                self.learner, self.tasks, self.run.training, seed=self.run.seed, done=done, measuring=settings
-            )
-        row = next(self._rows, self)  # which stands for the end: None is a pause
+            self._rows = self.loop.rows(self.prepare())
+        row = next(self._rows, self)  # `self` stands for the end, because None is a pause
         if row is self:
             self.complete()
         elif isinstance(row, Row):
             self.take(row)
 
     def _adopt(self, first: RunSpec) -> Position:
-        """Take over a first task that another run has trained: its rows, its weights, its optimiser's state."""
+        """Take over a first task that another run has trained: its rows, weights and optimiser state."""
         folder = self.out / first.folder
         try:
             if not (folder / "run.json").exists() or (shared := read(folder)).status != "finished":
-                return (0, 0)
+                return Position(0, 0)
             position, state = load_checkpoint(folder)
         except (OSError, ValueError) as problem:
             log.warning(
-                "this run trains its first task itself; delete %s to have it trained anew for all: %s", folder, problem
+                "this run trains its first task itself; delete %s to have it trained again for all: %s", folder, problem
             )
-            return (0, 0)
+            return Position(0, 0)
         for row in shared.rows:
             self.record.add(row)
         mine = self.learner.state_dict()
         return self._load(position, state, folder, {key: mine[key] for key in ("methods", "generator")})
 
     def _load(
-        self, position: dict[str, int], state: dict[str, Any], folder: Path, mine: dict[str, Any] | None = None
+        self, position: dict[str, Any], state: dict[str, Any], folder: Path, mine: dict[str, Any] | None = None
     ) -> Position:  # fmt: skip
-        """Go to where the last checkpoint in a folder was written. mine: what is not taken from it."""
+        """Load a folder's last checkpoint; returns its position. mine: the parts of the state that are not taken from it."""
         try:
             check(state, STATE)
-            self.learner.load_state_dict({**state["learner"], **(mine or {})}, task=self.tasks[position["task"]])
+            place = position_of(position)
+            self.learner.load_state_dict({**state["learner"], **(mine or {})}, task=self.tasks[place.task])
+            self.loop.load_state_dict(state.get("loop", {}))
             _set_random(state["random"], self.device)
-            return position["task"], position["epoch"]
+            return place
         except torch.OutOfMemoryError:  # which is not the checkpoint's fault
             raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
@@ -205,34 +208,38 @@ class Running:
             ) from problem
 
     def _write(self, *, left: int) -> None:
-        """Write the rows that wait, all but the last few."""
+        """Write the waiting rows, except the last `left`."""
         while len(self._waiting) > left and not self.ended:
             self.last = self._waiting[0].read()
             self.record.add(self.last)
             self._waiting.popleft()  # not before it is written
             if not math.isfinite(self.last.get("loss", 0.0)):
-                place = f"task {self.last['task']}, epoch {self.last['epoch']}"
-                self.record.end("diverged", f"the loss is {self.last['loss']} in {place}")
+                place = position_of(self.last)
+                self.record.end("diverged", f"the loss is {self.last['loss']} in task {place.task}, {place.moment}")
 
     def _is_due(self, position: Position) -> bool:
-        number, epoch = position
         settings = self.run.experiment.checkpoints
-        if epoch == 0:  # on a boundary there is nothing to go on from: it is stepped over as a whole
+        if position.at == 0:  # a resumed run crosses a boundary as a whole
             return False
-        at_end = epoch == self.tasks[number].epochs
+        at_end = position.at == self.tasks[position.task].length
         late = time.monotonic() - self._saved_at >= 60 * settings.minutes
-        return late or (at_end and (settings.boundaries or number == len(self.tasks) - 1))
+        return late or (at_end and (settings.boundaries or position.task == len(self.tasks) - 1))
 
     def _save(self, position: Position) -> None:
         self._write(left=0)
         if not self.ended:
-            state = {"learner": self.learner.state_dict(), "random": _get_random(self.device)}
-            self.record.save({"task": position[0], "epoch": position[1]}, state)
+            own = self.loop.state_dict()
+            state = {
+                "learner": self.learner.state_dict(),
+                "random": _get_random(self.device),
+                **({"loop": own} if own else {}),
+            }
+            self.record.save(position.as_row(), state)
             self._saved_at = time.monotonic()
 
     @contextmanager
     def own_world(self) -> Iterator[None]:
-        """A stream and a random state of its own, so that runs that take turns do not see each other."""
+        """A CUDA stream and a random state of this run alone, so that runs that take turns do not affect each other."""
         outside = _get_random(self.device)
         if self._random is not None:
             _set_random(self._random, self.device)

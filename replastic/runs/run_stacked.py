@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from ..record import RecordNotWritten
 from ..train.loop import Position
-from ..train.stacked.loop import in_common, train_stacked
+from ..train.stacked.loop import in_common, refused, train_stacked
 from ..train.stacked.methods import check_methods
 from .run import Running
 from .spec import RunSpec
@@ -17,19 +16,19 @@ log = logging.getLogger("replastic")
 
 
 def finish_stacked(runs: Sequence[Running], tell: Callable[[Running], None] | None = None) -> None:
-    """Train runs to their end, those that stand at the same place and train alike as one.
+    """Train runs to their end, those with the same position and settings as one.
 
-    Runs that were killed while they were being saved may stand at different places, and then train in several stacks. If
-    something goes wrong, they are left as they are, to train one by one from where they were saved.
+    Runs that were killed while they were being saved may have different positions, and then train in several stacks. If a
+    stack fails, its runs train one by one from where they were saved.
     """
-    alike: dict[tuple[object, ...], list[Running]] = {}
+    alike: dict[tuple[Position, tuple[object, ...]], list[Running]] = {}
     try:
         for running in runs:
             with running.own_world():
                 place = running.prepare()
             alike.setdefault((place, in_common(running.run.training)), []).append(running)
         for (done, _), together in alike.items():
-            _train(together, cast(Position, done), tell)
+            _train(together, done, tell)
     except RecordNotWritten:
         raise
     except Exception as problem:
@@ -47,7 +46,7 @@ def _train(runs: Sequence[Running], done: Position, tell: Callable[[Running], No
     )
     for several in rows:
         for running, row in zip(runs, several, strict=True):
-            if not running.ended:  # one that has diverged stays in the stack, and harms nobody
+            if not running.ended:  # one that has diverged stays in the stack, where it affects no other
                 with running.own_world():
                     running.take(row)
                 if tell is not None:
@@ -67,4 +66,5 @@ def fits_in_stack(run: RunSpec) -> bool:
     except (TypeError, ValueError):
         return False
     training = run.training
-    return training.stacked and training.optimizer == "sgd" and training.precision != "bfloat16"
+    plain = training.optimizer == "sgd" and training.precision != "bfloat16"
+    return training.stacked and plain and refused(training) is None

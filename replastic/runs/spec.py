@@ -73,7 +73,7 @@ class RunSpec:
             },
             "model": {"name": experiment.model[0], **self._model_options()},
             "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},
-            "training": dataclasses.asdict(self.training),
+            "training": self.training.recorded(),
             "measures": [
                 # Records that are older have no `classes`.
                 {name: value for name, value in dataclasses.asdict(one).items() if (name, value) != ("classes", "all")}

@@ -9,9 +9,9 @@ methods may have replaced modules, it is recorded again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..learner import Batch, IndexedTask, Learner, Method, Task
 from ..learner.checks import optimizers_of
 from ..units import original
+from .passes import Passes
 from .settings import Training
 from .step import EagerSteps
 
@@ -71,29 +72,44 @@ class CapturedSteps(EagerSteps):
         return self.compiler.forward() if self.compiler is not None else self.learner.model
 
     def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
-        if not isinstance(task, IndexedTask) or not _penalties_fit(self.learner):
-            self._recorded = self._rest = None
-            yield from super().pieces(task, generator)
-            return
-        learner, (whole, rest) = self.learner, divmod(len(task), task.batch_size)
+        return self._replayed(task, [task.order(generator)]) if self._records(task) else super().pieces(task, generator)
+
+    def stretch(self, task: Task, passes: Passes, steps: int) -> Iterator[dict[str, Tensor] | None]:
+        return self._replayed(task, passes.orders(steps)) if self._records(task) else super().stretch(task, passes, steps)
+
+    def _records(self, task: Task) -> TypeGuard[IndexedTask]:
+        if isinstance(task, IndexedTask) and _penalties_fit(self.learner):
+            return True
+        self._recorded = self._rest = None
+        return False
+
+    def _replayed(self, task: IndexedTask, orders: Iterable[Tensor]) -> Iterator[dict[str, Tensor] | None]:
+        """Steps on samples in these orders. Each but the last ends with a pass, whose last batch may be smaller."""
+        learner, samples = self.learner, 0
         learner.model.train()
         with self._at_work():
-            order = task.order(generator).pin_memory().to(learner.device, non_blocking=True)
             recording = self._recording_of(task)
-            recording.begin(order)
             self.totals.clear()
-        for start in range(0, whole, _PIECE):
+            self.next_rate("epoch")
+        for numbers in orders:
+            whole, rest = divmod(len(numbers), task.batch_size)
+            samples += len(numbers)
             with self._at_work():
-                for _ in range(start, min(start + _PIECE, whole)):
-                    self._one(recording)
-            yield None
-        with self._at_work():
+                order = numbers.pin_memory().to(learner.device, non_blocking=True)
+                recording.begin(order)
+            for start in range(0, whole, _PIECE):
+                with self._at_work():
+                    for _ in range(start, min(start + _PIECE, whole)):
+                        self._one(recording)
+                yield None
             if rest:
-                if self._rest is None:
-                    self._rest = _Recording(self, task, rest, lambda: learner.model)
-                self._rest.begin(order[-rest:])
-                self._one(self._rest)
-            means = self.totals.means(len(task), counted=True)
+                with self._at_work():
+                    if self._rest is None:
+                        self._rest = _Recording(self, task, rest, lambda: learner.model)
+                    self._rest.begin(order[-rest:])
+                    self._one(self._rest)
+        with self._at_work():
+            means = self.totals.means(samples, task.correct is not None)
         yield means
 
     def evaluate(self, task: Task, network: nn.Module) -> Mapping[str, float | Tensor]:
@@ -133,6 +149,7 @@ class CapturedSteps(EagerSteps):
                 "a layer was frozen or unfrozen during an epoch, but the recorded CUDA graph still trains the previous set "
                 "of layers: do so between epochs, or train with path='eager'"
             )
+        self.next_rate("step")  # into the tensors that the graph reads rates from
         if self._warm < WARM_UP or not recording.tried:
             self._warm += 1
             recording.run()

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..learner import Learner, Task
+from ..learner import IndexedTask, Learner, Task
+from ..record.position import Position as Position
+from ..record.position import position_of
 from .cuda_graph import CapturedSteps, CompiledSteps
 from .measuring import Measuring, reference_for
+from .passes import Passes
 from .settings import Training
 from .step import EagerSteps
 
-Position = tuple[int, int]  # (number of the task, epochs of it that are done)
-
 
 class Row:
-    """What is known at the end of an epoch. Its figures may still be on their way from the device: `read` waits for them.
+    """What is known at one moment. Its figures may still be on their way from the device: `read` waits for them.
 
-    Whoever writes rows reads one only when the next is there, and training never waits for it.
+    Training never waits for a row if the caller reads it only when the next one has come.
     """
 
     def __init__(self, known: Mapping[str, Any], figures: Mapping[str, float | Tensor]) -> None:
@@ -37,13 +40,51 @@ class Row:
 
     @property
     def position(self) -> Position:
-        return self.known["task"], self.known["epoch"]
+        """Where it stands; `done` of `train` takes it."""
+        return position_of(self.known)
 
     def read(self) -> dict[str, Any]:
-        """All of it, as numbers."""
+        """The whole row, as numbers."""
         if self._event is not None:
             self._event.synchronize()
         return {**self.known, **{name: float(value) for name, value in zip(self._names, self._values, strict=True)}}
+
+
+class Loop(Protocol):
+    """What trains a learner: it yields rows, and saves its own state.
+
+    The learner's state is saved separately. A loop's own is what else the training depends on, such as a replay buffer.
+    """
+
+    def rows(self, done: Position) -> Iterator[Row | None]:
+        """The rows after a position; None wherever another run on the same GPU may have its turn."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class SupervisedLoop:
+    """`train` as a `Loop`. It has no state of its own. turns: whether rows are interrupted for other runs."""
+
+    learner: Learner
+    tasks: Sequence[Task]
+    training: Training
+    seed: int = 0
+    measuring: Sequence[Measuring] = ()
+    turns: bool = False
+
+    def rows(self, done: Position) -> Iterator[Row | None]:
+        start = train_in_pieces if self.turns else train
+        return start(self.learner, self.tasks, self.training, seed=self.seed, done=done, measuring=self.measuring)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
 
 
 def train(
@@ -52,20 +93,22 @@ def train(
     training: Training,
     *,
     seed: int = 0,
-    done: Position = (0, 0),
+    done: Position | tuple[int, int] = (0, 0),
     measuring: Measuring | Sequence[Measuring] = (),
 ) -> Iterator[Row]:
-    """Train on one task after the other; gives a row right after each boundary (epoch 0), and after each epoch.
+    """Train on one task after the other; yields a row right after each boundary, and rows during each task.
 
-    The order of the data comes from `seed`, the task's number and the epoch's alone. Between two rows the caller may save
-    `learner.state_dict()`; a learner that has loaded it goes on with done=row.position, bit for bit.
+    In a task of epochs, rows come after epochs; in one of steps, after steps: those that training.evaluate_every,
+    evaluate_last and the moments of measures ask for. The order of the data depends only on `seed` and the numbers of task
+    and pass. Between two rows the caller may save `learner.state_dict()`; a learner that has loaded it continues with
+    done=row.position, bit for bit.
 
     >>> from torch import nn
     >>> data = [(torch.randn(8, 4), torch.randint(2, (8,)))]
     >>> tasks = [Task(name, lambda generator: data, nn.functional.cross_entropy, epochs=2) for name in "ab"]
     >>> model, settings = nn.Linear(4, 2), Training(renew_optimizer=True)
     >>> learner = Learner(model, settings.make_optimizer(model))
-    >>> [row.position for row in train(learner, tasks, settings)]
+    >>> [(row.position.task, row.position.at) for row in train(learner, tasks, settings)]
     [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     """
     pieces = train_in_pieces(learner, tasks, training, seed=seed, done=done, measuring=measuring)
@@ -78,45 +121,82 @@ def train_in_pieces(
     training: Training,
     *,
     seed: int = 0,
-    done: Position = (0, 0),
+    done: Position | tuple[int, int] = (0, 0),
     measuring: Measuring | Sequence[Measuring] = (),
 ) -> Iterator[Row | None]:
     """The same, with None wherever another run on the same GPU may have its turn."""
     measuring = [measuring] if isinstance(measuring, Measuring) else measuring
     if not 0 <= done[0] < len(tasks):
-        raise ValueError(f"done={done}, and there are {len(tasks)} tasks: give the position of a row of this stream")
-    if done != (0, 0) and learner.task is None:
+        raise ValueError(f"done={done}, and there are {len(tasks)} tasks: pass the position of a row of this stream")
+    if done[:2] != (0, 0) and learner.task is None:
         raise ValueError(f"done={done}, and the learner has begun no task: first learner.load_state_dict(saved, task=...)")
+    check_stream(tasks, training)
     steps = steps_for(learner, training)
     for number in range(done[0], len(tasks)):
-        task = tasks[number]
-        first = done[1] if number == done[0] else 0
-        if first == 0:
+        task, at = tasks[number], done[1] if number == done[0] else 0
+        steps.begin(training.for_task(number), schedule_of(task, training.for_task(number), at), training.peak(number))
+        if at == 0:
             before = reference_for(measuring, learner)
-            begin_task(learner, task, training)
+            begin_task(learner, task, training, number)
             yield row_of(steps, number, task, 0, {}, measuring, before)
-        for epoch in range(first, task.epochs):
-            training.set_rate(learner.optimizer, epoch, task.epochs)
+        passes = Passes(task, partial(order_of, seed, number), at)
+        while at < task.length:
+            if task.unit == "epochs":
+                pieces, at = steps.pieces(task, order_of(seed, number, at)), at + 1
+            else:
+                ahead = range(at + 1, task.length + 1)
+                end = next(end for end in ahead if wants_row(number, end, task, steps.training, measuring))
+                pieces, at = steps.stretch(task, passes, end - at), end
             figures: dict[str, Tensor] = {}
-            for means in steps.pieces(task, order_of(seed, number, epoch)):
+            for means in pieces:
                 if means is None:
                     yield None
                 else:
                     figures = means
-            if wants_row(number, epoch + 1, task, training, measuring):
-                yield row_of(steps, number, task, epoch + 1, figures, measuring)
+            if wants_row(number, at, task, steps.training, measuring):
+                yield row_of(steps, number, task, at, figures, measuring)
 
 
-def wants_row(number: int, epoch: int, task: Task, training: Training, measuring: Sequence[Measuring]) -> bool:
-    """Whether so many epochs of a task are near its end, the time to test, or the time to measure."""
-    due = epoch % training.evaluate_every == 0 or epoch > task.epochs - training.evaluate_last
-    return due or any(one.due(number, epoch, task.epochs) for one in measuring)
+def check_stream(tasks: Sequence[Task], training: Training) -> None:
+    """Raise for settings that these tasks cannot be trained with."""
+    training.check_tasks(len(tasks))
+    for number, task in enumerate(tasks):
+        schedule_of(task, training.for_task(number), 0)
+        if task.unit != tasks[0].unit:
+            raise ValueError(
+                f"task {tasks[0].name!r} has a length in {tasks[0].unit} and task {task.name!r} in {task.unit}: use one "
+                "unit for all tasks of a stream"
+            )
 
 
-def begin_task(learner: Learner, task: Task, training: Training) -> None:
-    """Step over the boundary to a task."""
+def schedule_of(task: Task, training: Training, at: int) -> tuple[int, int]:
+    """Where the schedule of a task stands after `at` of its length, and how long it is, in the unit of the schedule."""
+    if training.rate_per == task.unit.removesuffix("s") or training.is_constant():
+        return at, task.length
+    if training.rate_per == "epoch":
+        raise ValueError(
+            f'training: rate_per = "epoch", and task {task.name!r} has {task.length} steps: set rate_per = "step", with '
+            "warmup, decay_at and horizon in steps"
+        )
+    if not isinstance(task, IndexedTask):
+        raise ValueError(
+            f'training: rate_per = "step", and the number of steps in an epoch of task {task.name!r} is not known: use an '
+            "IndexedTask, or Task(steps=...) in place of epochs"
+        )
+    return at * task.steps_a_pass, task.length * task.steps_a_pass
+
+
+def wants_row(number: int, at: int, task: Task, training: Training, measuring: Sequence[Measuring]) -> bool:
+    """Whether this moment of a task is near its end, the time to test, or the time to measure."""
+    due = at % training.evaluate_every == 0 or at > task.length - training.evaluate_last
+    return due or any(one.due(number, at, task.length, each=task.unit == "epochs") for one in measuring)
+
+
+def begin_task(learner: Learner, task: Task, training: Training, number: int) -> None:
+    """Cross the boundary to a task."""
     if training.renew_optimizer:
         learner.forget(learner.trained())  # keeps its tensors, and with them captured graphs
+    training.set_groups(learner.optimizer, number)
     with training.arithmetic(learner.device):
         learner.begin(task)
 
@@ -125,17 +205,17 @@ def row_of(
     steps: EagerSteps,
     number: int,
     task: Task,
-    epoch: int,
+    at: int,
     figures: Mapping[str, float | Tensor],
     measuring: Sequence[Measuring],
     before: dict[str, Tensor] | None = None,
 ) -> Row:
-    """What is known after an epoch of a task, right after its boundary if that is 0."""
+    """What is known at a moment of a task, right after its boundary if that is 0."""
     learner = steps.learner
-    known: dict[str, Any] = {"task": number, "epoch": epoch, "step": learner.steps}
-    known |= {"name": task.name} if epoch == 0 else {"path": steps.path}
+    known = {**Position(number, at, task.length, task.unit).as_row(), "step": learner.steps}
+    known |= {"name": task.name} if at == 0 else {"path": steps.path}
     tested = _evaluated(steps, task)
-    due = [one for one in measuring if one.due(number, epoch, task.epochs)]
+    due = [one for one in measuring if one.due(number, at, task.length)]
     if due:
         with steps.training.arithmetic(learner.device):
             known["measures"] = {name: value for one in due for name, value in one.take(learner, task, before).items()}
@@ -143,7 +223,7 @@ def row_of(
 
 
 def _evaluated(steps: EagerSteps, task: Task) -> dict[str, float | Tensor]:
-    """The task's figures of the network that counts, and of others under their names."""
+    """The figures of the network that is compared, and of other networks under their names."""
     figures: dict[str, float | Tensor] = {}
     if task.evaluate is not None:
         for place, (name, network) in enumerate(steps.learner.evaluated().items()):
@@ -153,7 +233,7 @@ def _evaluated(steps: EagerSteps, task: Task) -> dict[str, float | Tensor]:
 
 
 def order_of(seed: int, task: int, epoch: int) -> torch.Generator:
-    """The generator of one epoch's order. It has no past: a run that goes on needs nothing but the numbers."""
+    """The generator of the order in one epoch, or pass. It has no state: a resumed run needs only the numbers."""
     mixed = np.random.SeedSequence((seed, task, epoch)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(mixed[0] >> 1))
 

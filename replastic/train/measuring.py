@@ -29,18 +29,18 @@ _DISTANCES = {  # measures that compare with the weights at another time
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """Measures of the network that counts, on samples of the task at hand.
+    """Measures of the network that is compared, on samples of its current task.
 
     names: as in `replastic.measure`. Measures of distance compare the weights right after a boundary with those right before
         it, and are left out at other moments.
     at: "start", right after the boundary and before the first step, on data that is yet to be learnt; "end", after the last
-        epoch; "epoch", after each.
-    every: from task to task; 1 measures in each.
-    epochs: further moments, after so many epochs of a task.
-    on: the samples: "train", of what the task learns; "test" or another of its tests, under names that begin with "test/".
-    samples: at most so many of them.
-    classes: those of "all" classes that the task has, or of the "new" ones, which it adds to those before; the latter are
-        known with the protocol "class_incremental" alone.
+        epoch or step; "epoch", after each epoch or, if the length of the task is in steps, in each row.
+    every: from one measured task to the next; 1 measures in each task.
+    epochs: further moments, after these numbers of epochs of a task; of steps if its length is in steps.
+    on: the samples: "train", the training samples; "test" or another of its tests, under names that begin with "test/".
+    samples: the largest number of samples.
+    classes: samples of "all" classes of the task, or of the "new" ones, which no earlier task had; only the protocol
+        "class_incremental" knows the latter.
     mode: how batch norms and dropout behave: "eval", as the network is used, or "train", as it is trained.
     spectrum: also the Hessian's spectrum, as nodes and weights of a quadrature of so many, with the resolution of the nodes
         where it is coarser than half the default epsilon; 0: not.
@@ -48,7 +48,7 @@ class Measuring:
         Hessian, up to `radius` times a unit vector; 0: not.
 
     What cannot be measured at a moment, such as an eigenvalue that does not converge, is recorded with its reason under
-    "not_measured", and training goes on. What a model has nothing for is an error.
+    "not_measured", and training continues. A measure that does not apply to the model is an error.
     """
 
     names: Sequence[str] = ()
@@ -81,7 +81,7 @@ class Measuring:
         if not (self.names or self.spectrum or self.slice):
             raise ValueError("measures: names = [] asks for nothing: name some, or leave [measures] out")
         if not self.at and not self.epochs:
-            raise ValueError('measures: at = [] is never: give "start", "end" or "epoch", or epochs')
+            raise ValueError('measures: at = [] is never: set "start", "end" or "epoch", or epochs')
         alone = [name for name in self.names if name in _DISTANCES and "start" not in self.at]
         if alone:
             raise ValueError(f'measures: {alone[0]} compares weights before and after a boundary: add "start" to at')
@@ -91,13 +91,16 @@ class Measuring:
             raise ValueError(f"measures: settings are given for {unused[0]!r}, which is not among names: add it there")
         check_settings(self.settings, covered)
 
-    def due(self, task: int, epoch: int, epochs: int) -> bool:
-        """Whether to measure after so many epochs of a task."""
+    def due(self, task: int, at: int, of: int, *, each: bool = True) -> bool:
+        """Whether to measure after `at` of a task's `of` epochs or steps.
+
+        each: whether "epoch" counts. Tasks in steps do not get more rows through it; each row that they have is measured.
+        """
         if task % self.every:
             return False
-        if epoch == 0:
+        if at == 0:
             return "start" in self.at
-        return "epoch" in self.at or (epoch == epochs and "end" in self.at) or epoch in self.epochs
+        return (each and "epoch" in self.at) or (at == of and "end" in self.at) or at in self.epochs
 
     def take(self, learner: Learner, task: Task, before: Mapping[str, Tensor] | None) -> dict[str, Any]:
         """All measures, by flat names."""
@@ -159,7 +162,7 @@ def _slice(probe: Probe, points: int, radius: float) -> dict[str, Any]:
 
 
 def some_of(task: Task, samples: int, split: str = "train", classes: Literal["all", "new"] = "all") -> tuple[Any, Any]:
-    """So many samples of a task, or all it has, always the same ones. classes: as in `Measuring`."""
+    """The first `samples` samples of a task, or all it has; always the same ones. classes: as in `Measuring`."""
     tests = task.tests if isinstance(task, IndexedTask) else {}
     if split not in ("train", *tests):
         raise NotApplicable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,104 +18,218 @@ from ..linalg.products import float32_convolutions, float32_precision
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 Path = Literal["auto", "eager", "graph", "compiled", "stacked", "stacked compiled"]
-Anneal = Literal["none", "linear", "cosine"]
+Anneal = Literal["none", "linear", "cosine", "step"]
+_OF_GROUPS = ("weight_decay", "betas", "eps")  # what an optimiser keeps in its parameter groups, besides the rate
+_OF_SCHEDULE = ("learning_rate", "warmup", "decay_at", "decay_by", "anneal", "floor", "horizon")
+_LATER = ("betas", "eps", "decay", "accumulate", "floor", "horizon", "rate_per")  # records without them have the defaults
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Settings of a training run. Every task begins the schedule of the learning rate anew.
+    """Settings of a training run.
+
+    The schedule of the learning rate starts again in every task. Its unit is an epoch, or a step if rate_per = "step".
+    learning_rate, weight_decay, betas, eps, warmup, decay_at, decay_by, anneal, floor and horizon are one value, or a list
+    with one value for each task.
 
     renew_optimizer: at a boundary the optimiser forgets everything, as if newly made, in every arm of a comparison. There is
         no default, because papers differ and it decides results.
-    reset_head: at a boundary the last layer is drawn anew, in every arm.
-    warmup: the share of a task's epochs over which the rate rises, in equal steps, one an epoch.
-    decay_at, decay_by: after so many epochs of a task the rate is multiplied.
-    anneal: the rate falls to zero over a task, linearly or along a cosine; the last epoch's is the first above zero.
+    reset_head: at a boundary the last layer is re-initialised, in every arm.
+    batch: samples in a step.
+    accumulate: micro-batches in a step, to save memory. Their gradients add up to that of the whole batch if the loss is a
+        mean over samples. Batch norms, and methods that look at hidden units, see one micro-batch at a time.
+    decay: weight_decay acts on "all" parameters, or on "matrices": those with two or more dimensions.
     clip: the largest norm of the gradient, of loss and penalties together.
+    rate_per: whether the rate changes from "epoch" to epoch or from "step" to step.
+    warmup: how long the rate rises, in equal amounts: a float is a share of the schedule, an int is epochs or steps.
+    anneal: after the warm-up the rate falls from its peak to the floor, "linear" or along a "cosine". Both would reach the
+        floor right after the schedule. "step": only decay_at and decay_by lower the rate.
+    decay_at, decay_by: after each of these numbers of epochs or steps in a task, the rate is multiplied by decay_by. It does
+        not fall below the floor.
+    floor: the lowest rate after the warm-up, as a share of the peak.
+    horizon: the length of the schedule, in epochs or steps. None: the task's. A shorter task stops on the way down; in a
+        longer one, the rate stays at the floor.
     precision: "float32" is IEEE's, "tf32" its faster relative on GPUs, "bfloat16" autocast (weights stay in float32).
     path: how steps are run. "eager": one operation after the other, the reference; "graph": captured as a CUDA graph;
         "compiled": torch.compile, and on CUDA captured as well; "stacked": arms and seeds of an experiment as one batched
-        model (see `stacked`), where their methods allow it; "stacked compiled": what torch.compile makes of that. "auto":
-        what is fastest without waiting for a compiler: "graph" on CUDA, "eager" elsewhere, and for arms that do not fit
-        into a stack.
-    evaluate_every, evaluate_last: epochs from one row to the next; so many epochs at a task's end have one each.
+        model (see `stacked`), where their settings and methods allow it; "stacked compiled": the same with torch.compile.
+        "auto": the fastest that does not wait for a compiler: "graph" on CUDA, "eager" elsewhere, and for arms that do not
+        fit into a stack.
+    evaluate_every: epochs from one row to the next; steps for tasks whose length is in steps.
+    evaluate_last: the number of epochs or steps at the end of a task that have a row each.
     """
 
     renew_optimizer: bool
     optimizer: OptimizerName = "adam"
-    learning_rate: float = 1e-3
+    learning_rate: float | Sequence[float] = 1e-3
     momentum: float = 0.0  # of SGD
-    weight_decay: float = 0.0  # Adam: part of the gradient; AdamW: not
+    weight_decay: float | Sequence[float] = 0.0  # Adam: part of the gradient; AdamW: not
     batch: int = 256
     clip: float | None = None
-    warmup: float = 0.0
-    decay_at: Sequence[int] = ()
-    decay_by: float = 0.1
-    anneal: Anneal = "none"
+    warmup: float | Sequence[float] = 0.0
+    decay_at: Sequence[int] | Sequence[Sequence[int]] = ()
+    decay_by: float | Sequence[float] = 0.1
+    anneal: Anneal | Sequence[Anneal] = "none"
     reset_head: bool = False
     precision: Precision = "float32"
     path: Path = "auto"
     evaluate_every: int = 1
     evaluate_last: int = 1
+    betas: Sequence[float] | Sequence[Sequence[float]] = (0.9, 0.999)  # of Adam and AdamW
+    eps: float | Sequence[float] = 1e-8  # of Adam and AdamW
+    decay: Literal["all", "matrices"] = "all"
+    accumulate: int = 1
+    floor: float | Sequence[float] = 0.0
+    horizon: int | Sequence[int | None] | None = None
+    rate_per: Literal["epoch", "step"] = "epoch"
 
     def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in self.per_task()}
+        for name, length in lengths.items():
+            if not length:
+                raise ValueError(f"training: {name} = [] must be one value, or a list with one for each task")
+        for number in range(max(lengths.values(), default=0)):
+            self._at(number)  # checks the values of this task
+        if not lengths:
+            self._check()
+
+    def _check(self) -> None:
+        one: Any = self  # without lists
+        is_adam = self.optimizer != "sgd"
+        whole = isinstance(one.warmup, int) and not isinstance(one.warmup, bool)
         for name, holds, expected in (
-            ("optimizer", self.optimizer in ("adam", "adamw", "sgd"), '"adam", "adamw" or "sgd"'),
-            ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("optimizer", self.optimizer in get_args(OptimizerName), '"adam", "adamw" or "sgd"'),
+            ("learning_rate", one.learning_rate > 0, "above 0"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
-            ("momentum", self.momentum == 0 or self.optimizer == "sgd", 'left out: it is SGD\'s, as in optimizer = "sgd"'),
-            ("weight_decay", self.weight_decay >= 0, "0 or more"),
+            ("momentum", self.momentum == 0 or not is_adam, 'left out: it is SGD\'s, as in optimizer = "sgd"'),
+            ("weight_decay", one.weight_decay >= 0, "0 or more"),
+            ("betas", len(one.betas) == 2 and all(0 <= beta < 1 for beta in one.betas), "two numbers, from 0 to below 1"),
+            ("betas", is_adam or tuple(one.betas) == (0.9, 0.999), 'left out: SGD has none; set optimizer = "adam"'),
+            ("eps", one.eps >= 0, "0 or more"),
+            ("eps", is_adam or one.eps == 1e-8, 'left out: SGD has none; set optimizer = "adam"'),
+            ("decay", self.decay in ("all", "matrices"), '"all" or "matrices"'),
             ("batch", self.batch >= 1, "1 or more"),
+            ("accumulate", 1 <= self.accumulate <= self.batch, f"from 1 to batch = {self.batch}"),
             ("clip", self.clip is None or self.clip > 0, "above 0, or left out"),
-            ("warmup", 0 <= self.warmup <= 1, "a share of the epochs, from 0 to 1"),
-            ("decay_at", all(epoch >= 1 for epoch in self.decay_at), "a list of epochs, from 1 on"),
-            ("decay_by", 0 < self.decay_by <= 1, "above 0 and at most 1"),
-            ("anneal", self.anneal in ("none", "linear", "cosine"), '"none", "linear" or "cosine"'),
-            ("precision", self.precision in ("float32", "tf32", "bfloat16"), '"float32", "tf32" or "bfloat16"'),
+            ("warmup", one.warmup >= 0 and (whole or one.warmup <= 1), "a share from 0.0 to 1.0, or a whole number"),
+            ("decay_at", all(moment >= 1 for moment in one.decay_at), "a list of whole numbers, from 1 on"),
+            ("decay_by", 0 < one.decay_by <= 1, "above 0 and at most 1"),
+            ("anneal", one.anneal in get_args(Anneal), " or ".join(f'"{anneal}"' for anneal in get_args(Anneal))),
+            ("anneal", one.anneal != "step" or len(one.decay_at), "with decay_at, as in decay_at = [100, 150]"),
+            ("floor", 0 <= one.floor <= 1, "a share of the rate, from 0 to 1"),
+            ("horizon", one.horizon is None or one.horizon >= 1, "1 or more, or left out"),
+            ("rate_per", self.rate_per in ("epoch", "step"), '"epoch" or "step"'),
+            ("precision", self.precision in get_args(Precision), '"float32", "tf32" or "bfloat16"'),
             ("path", self.path in get_args(Path), " or ".join(f'"{path}"' for path in get_args(Path))),
-            ("evaluate_every", self.evaluate_every >= 1, "1 epoch or more"),
-            ("evaluate_last", self.evaluate_last >= 1, "1 epoch or more"),
+            ("evaluate_every", self.evaluate_every >= 1, "1 or more"),
+            ("evaluate_last", self.evaluate_last >= 1, "1 or more"),
         ):
             if not holds:
                 raise ValueError(f"training: {name} = {getattr(self, name)!r} must be {expected}")
 
+    def per_task(self) -> list[str]:
+        """The settings that have one value for each task."""
+        return [name for name in (*_OF_SCHEDULE, *_OF_GROUPS) if _is_per_task(name, getattr(self, name))]
+
+    def check_tasks(self, tasks: int) -> None:
+        """Raise unless lists with one value for each task are of that length."""
+        for name in self.per_task():
+            if len(values := getattr(self, name)) != tasks:
+                raise ValueError(
+                    f"training: {name} = {values!r} has {len(values)} values, and there are {tasks} tasks: set one value, "
+                    "or one for each task"
+                )
+
+    def for_task(self, number: int) -> Training:
+        """The settings of one task, without lists of values for others."""
+        return self._at(number) if self.per_task() else self
+
+    def first(self, tasks: int) -> Training:
+        """The settings of the first tasks alone."""
+        return dataclasses.replace(self, **{name: getattr(self, name)[:tasks] for name in self.per_task()})
+
+    def _at(self, number: int) -> Training:
+        lists = {name: getattr(self, name) for name in self.per_task()}
+        return dataclasses.replace(self, **{name: values[min(number, len(values) - 1)] for name, values in lists.items()})
+
+    def recorded(self) -> dict[str, Any]:
+        """All settings, as records have them: later ones only where they are set."""
+        values = dataclasses.asdict(self)
+        for item in dataclasses.fields(self):
+            value = values[item.name]
+            if item.name in _LATER and (tuple(value) if isinstance(value, list) else value) == item.default:
+                del values[item.name]
+        return values
+
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """The optimiser of a model's parameters. On CUDA its steps can be part of a graph: rates are tensors there."""
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        parameters: Any = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        one: Any = self.for_task(0)
         device = parameters[0].device
         on_gpu = device.type == "cuda"
-        rate: Any = torch.tensor(self.learning_rate, device=device) if on_gpu else self.learning_rate
+        rate: Any = torch.tensor(one.learning_rate, device=device) if on_gpu else one.learning_rate
+        if self.decay == "matrices":
+            decayed, others = ([each for each in parameters if (each.ndim >= 2) == wanted] for wanted in (True, False))
+            groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+            parameters = [group for group in groups if group["params"]]
         if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, rate, self.momentum, weight_decay=self.weight_decay, fused=on_gpu)
+            return torch.optim.SGD(parameters, rate, self.momentum, weight_decay=one.weight_decay, fused=on_gpu)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, rate, weight_decay=self.weight_decay, fused=True, capturable=on_gpu)
+        settings: Any = {"betas": tuple(one.betas), "eps": one.eps, "weight_decay": one.weight_decay}
+        return kind(parameters, rate, **settings, fused=True, capturable=on_gpu)
 
-    def rate_factor(self, epoch: int, epochs: int) -> float:
-        """What the learning rate is multiplied by in an epoch (from 0) of a task of so many.
+    def set_groups(self, optimizer: Optimizer, number: int) -> None:
+        """Set what the optimiser's groups have of their own in a task: the settings with one value for each task."""
+        one = self.for_task(number)
+        for name in set(_OF_GROUPS) & set(self.per_task()):
+            value = getattr(one, name)
+            for group in optimizer.param_groups:
+                spared = name == "weight_decay" and self.decay == "matrices" and group["params"][0].ndim < 2
+                if name in group and not spared:
+                    group[name] = tuple(value) if name == "betas" else value
+
+    def rate_factor(self, at: int, of: int) -> float:
+        """What the learning rate is multiplied by, in the epoch or step `at` (from 0) of a task of `of`.
 
         >>> settings = Training(renew_optimizer=True, warmup=0.1, decay_at=[15])
         >>> [round(settings.rate_factor(epoch, 20), 2) for epoch in (0, 1, 2, 14, 15)]
         [0.5, 1.0, 1.0, 1.0, 0.1]
         """
-        rising = round(self.warmup * epochs)
-        factor = (epoch + 1) / rising if epoch < rising else 1.0
-        factor *= self.decay_by ** sum(epoch >= decay for decay in self.decay_at)
-        if self.anneal != "none" and epoch >= rising:
-            left = 1 - (epoch - rising) / (epochs - rising)
-            factor *= left if self.anneal == "linear" else 0.5 * (1 - math.cos(math.pi * left))
-        return factor
+        one: Any = self  # without lists
+        length = one.horizon or of
+        rising = one.warmup if isinstance(one.warmup, int) else round(one.warmup * length)
+        rise = (at + 1) / rising if at < rising else 1.0
+        level = one.decay_by ** sum(at >= moment for moment in one.decay_at)
+        if one.anneal in ("linear", "cosine") and at >= rising:
+            left = 1 - (at - rising) / (length - rising) if at < length else 0.0
+            share = left if one.anneal == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+            level *= one.floor + (1 - one.floor) * share
+        return rise * max(level, one.floor)
 
-    def set_rate(self, optimizer: Optimizer, epoch: int, epochs: int) -> None:
-        """Set every group's learning rate for an epoch; groups keep the proportions that they were made with."""
+    def is_constant(self) -> bool:
+        """Whether the rate never changes in a task."""
+        one: Any = self  # without lists
+        return not one.warmup and not one.decay_at and one.anneal == "none"
+
+    def set_rate(self, optimizer: Optimizer, at: int, of: int, *, peak: float = 1.0) -> None:
+        """Set every group's learning rate for an epoch or step; groups keep the proportions that they were made with.
+
+        peak: this task's highest rate, as a multiple of the one that the optimiser was made with.
+        """
+        factor = self.rate_factor(at, of) * peak
         for group in optimizer.param_groups:
             rate = group["lr"]
-            first = group.setdefault("initial_lr", float(rate))
-            now = first * self.rate_factor(epoch, epochs)
+            now = group.setdefault("initial_lr", float(rate)) * factor
             if isinstance(rate, Tensor):
                 # A checkpoint that was read on another device brings a rate from there.
                 group["lr"] = rate.to(group["params"][0].device).fill_(now)
             else:
                 group["lr"] = now
+
+    def peak(self, number: int) -> float:
+        """A task's highest rate, as a multiple of the first task's."""
+        mine, first = (one.for_task(of).learning_rate for one, of in ((self, number), (self, 0)))
+        return mine / first  # pyright: ignore[reportOperatorIssue]
 
     @property
     def stacked(self) -> bool:
@@ -137,9 +252,16 @@ class Training:
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
 
 
+def _is_per_task(name: str, value: Any) -> bool:
+    """Whether a setting is a list with one value for each task; betas and decay_at are lists of their own."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return False
+    return name not in ("betas", "decay_at") or any(isinstance(one, Sequence) for one in value)
+
+
 @contextmanager
 def _fastest_convolutions() -> Iterator[None]:
-    """Have cuDNN try its algorithms out on the first batch of each shape, unless it is to be deterministic."""
+    """Have cuDNN try its algorithms on the first batch of each shape, unless it must be deterministic."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before or not torch.backends.cudnn.deterministic
     try:

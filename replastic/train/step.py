@@ -1,9 +1,10 @@
-"""Eager training steps, one after the other: the reference that the faster paths are tested against."""
+"""Steps of training one after the other, in plain PyTorch: the reference that faster ways are tested against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,12 @@ from ..learner import Batch, Learner, Task
 from ..learner.checks import check_own_steps
 from ..learner.task import outputs_of
 from ..optim import check_will_clear
+from .passes import Passes
 from .settings import Training
 
 
 class Totals:
-    """Loss and correct answers of an epoch, summed on the device, so that the host need not wait for them."""
+    """Loss and correct answers of several steps, summed on the device, so that training does not wait for them."""
 
     def __init__(self, device: torch.device) -> None:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -32,12 +34,12 @@ class Totals:
             self.right.add_(right)
 
     def means(self, samples: int, counted: bool) -> dict[str, Tensor]:
-        """By name: the mean loss, and the accuracy on each batch before the step that learns from it."""
+        """By name: the mean loss, and the accuracy of the answers, which were all computed before learning from them."""
         return {"loss": self.loss / samples} | ({"online_accuracy": self.right.double() / samples} if counted else {})
 
 
 class EagerSteps:
-    """Run the training steps of a learner, one epoch at a time."""
+    """The steps of a learner: those of an epoch, or a number of them."""
 
     path: str = "eager"  # how steps are run, for the record
 
@@ -45,32 +47,53 @@ class EagerSteps:
         check_own_steps(learner.optimizer)
         if training.renew_optimizer:
             trained = [(parameter, None) for parameter in learner.trained()]
-            check_will_clear(learner.optimizer, trained, "Training", ", or pass renew_optimizer=False")
+            check_will_clear(learner.optimizer, trained, "Training", ", or set renew_optimizer=False")
         self.learner, self.training = learner, training
         self.autocast = training.autocast(learner.device)
         learner.precision = lambda: training.autocast(learner.device)
         self.totals = Totals(learner.device)
+        self._schedule: tuple[int, int] | None = None
+        self._peak = 1.0
+
+    def begin(self, training: Training, schedule: tuple[int, int], peak: float) -> None:
+        """Train with the settings of a task. schedule: where that of the rate stands, and its length in its own unit."""
+        self.training, self._schedule, self._peak = training, schedule, peak
 
     def epoch(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
-        """One pass over a task's batches, in the generator's order; returns means over the epoch, on the device."""
+        """One pass over a task's batches, in the order of the generator; returns means over the pass, on the device."""
         for means in self.pieces(task, generator):
             if means is not None:
                 return means
         raise AssertionError("an epoch ends with its means")
 
     def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
-        """The same as `epoch`, yielding None between parts of it, so that runs can take turns; the means come last."""
+        """The same in pieces, with None between them, for runs that take turns; the means come last."""
+        yield from self._train(task, task.batches(generator))
+
+    def stretch(self, task: Task, passes: Passes, steps: int) -> Iterator[dict[str, Tensor] | None]:
+        """The next steps of a task, in pieces, likewise."""
+        yield from self._train(task, passes.batches(steps))
+
+    def _train(self, task: Task, batches: Iterable[tuple[Any, Any]]) -> Iterator[dict[str, Tensor] | None]:
         self.learner.model.train()
         self.totals.clear()
         samples = 0
         with self.training.arithmetic(self.learner.device):
-            for inputs, targets in task.batches(generator):
+            self.next_rate("epoch")
+            for inputs, targets in batches:
                 batch = Batch(on(self.learner.device, inputs), on(self.learner.device, targets))
                 samples += len(batch.targets)
                 self.step(task, batch)
         if not samples:
-            raise ValueError(f"task {task.name!r} has no batches: Task(batches=...) yielded nothing")
+            raise ValueError(f"task {task.name!r} has no batches: Task(batches=...) returned none")
         yield self.totals.means(samples, task.correct is not None)
+
+    def next_rate(self, moment: Literal["epoch", "step"]) -> None:
+        """Set the learning rate of an epoch or step that begins, if that is when the rate changes."""
+        if self._schedule is not None and self.training.rate_per == moment:
+            at, of = self._schedule
+            self.training.set_rate(self.learner.optimizer, at, of, peak=self._peak)
+            self._schedule = at + 1, of
 
     def evaluate(self, task: Task, network: nn.Module) -> Mapping[str, float | Tensor]:
         """Evaluate a network with the task's `evaluate`."""
@@ -78,23 +101,47 @@ class EagerSteps:
             return task.evaluate(network) if task.evaluate is not None else {}
 
     def step(self, task: Task, batch: Batch) -> None:
+        self.next_rate("step")
         loss, right = self.gradients(task, batch, self.learner.model)
         self.learner.apply()
         self.totals.add(loss, right, len(batch.targets))
 
     def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
-        """Compute the gradients of loss and penalties; returns the loss and the number of correct answers."""
-        with self.autocast:
-            outputs = outputs_of(forward, batch.inputs)  # pyright: ignore[reportArgumentType]
-            loss = task.loss(outputs, batch.targets)
-        loss = self.learner.backward(loss, batch, clip=self.training.clip)
-        with torch.no_grad():
-            right = task.correct(outputs, batch.targets).sum() if task.correct is not None else None
-        return loss, right
+        """Leave the gradient of loss and penalties with the parameters; returns the loss, and how many were right."""
+        right: list[Tensor] = []
+
+        def losses() -> Iterator[Tensor]:
+            for part, share in micro_batches(batch, self.training.accumulate):
+                with self.autocast:
+                    outputs = outputs_of(forward, part.inputs)  # pyright: ignore[reportArgumentType]
+                    loss = task.loss(outputs, part.targets)
+                if task.correct is not None:
+                    with torch.no_grad():
+                        right.append(task.correct(outputs, part.targets).sum())
+                yield loss if share == 1 else loss * share
+
+        loss = self.learner.backward(losses(), batch, clip=self.training.clip)
+        return loss, torch.stack(right).sum() if right else None
 
 
-def on(device: torch.device, data: Any) -> Any:
-    """Inputs or targets on the device: a tensor, or a dict of tensors. Other objects are returned unchanged."""
-    if isinstance(data, Tensor):
-        return data.to(device, non_blocking=True)
-    return {name: on(device, value) for name, value in data.items()} if isinstance(data, dict) else data
+def micro_batches(batch: Batch, count: int) -> Iterator[tuple[Batch, float]]:
+    """The batch in parts, each with its share of the samples; at most `count`, of one size but for the last."""
+    samples = len(batch.targets)
+    size = math.ceil(samples / count)
+    for start in range(0, samples, size):
+        part = batch if size == samples else Batch(*(_cut(each, start, start + size) for each in batch))
+        yield part, len(part.targets) / samples
+
+
+def _cut(each: Any, start: int, end: int) -> Any:
+    """Some samples of inputs or targets."""
+    if isinstance(each, Mapping):
+        return {name: _cut(value, start, end) for name, value in each.items()}
+    return each[start:end] if isinstance(each, Tensor) else each
+
+
+def on(device: torch.device, given: Any) -> Any:
+    """Inputs or targets on the device; values other than tensors and dicts of them are returned as they are."""
+    if isinstance(given, Tensor):
+        return given.to(device, non_blocking=True)
+    return {name: on(device, value) for name, value in given.items()} if isinstance(given, dict) else given

@@ -96,7 +96,9 @@ def check_orders(orders: Tensor, tasks: Sequence[IndexedTask]) -> None:
             "torch.stack([task.order(generator) for task in tasks])"
         )
     samples = len(tasks[0])
-    if not orders.is_cuda and not 0 <= int(orders.min()) <= int(orders.max()) < samples:  # on a GPU nobody waits to look
+    if (
+        not orders.is_cuda and not 0 <= int(orders.min()) <= int(orders.max()) < samples
+    ):  # on a GPU, looking would wait for the device
         raise ValueError(f"orders go from {int(orders.min())} to {int(orders.max())}, and tasks have {samples} samples")
 
 

@@ -1,4 +1,4 @@
-"""The supervised loop for many learners at once: the same rows as `train`, from a `Stack`."""
+"""The supervised loop for several learners at once: the same rows as `train`, from a `Stack`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ def train_stacked(
     trainings: Sequence[Training],
     *,
     seeds: Sequence[int],
-    done: Position = (0, 0),
+    done: Position | tuple[int, int] = (0, 0),
     measuring: Sequence[Measuring] = (),
 ) -> Iterator[list[Row]]:
-    """Train each learner on its stream; gives the members' rows whenever `train` would give one for each.
+    """Train each learner on its stream; yields the rows of all members whenever `train` would yield one for each.
 
     Learners, streams, trainings and seeds go together. Trainings may differ in learning rates, momentum and decay (see
     `in_common`); streams have tasks of one size and number of epochs.
     """
     first = trainings[0]
+    for training in trainings:
+        if (reason := refused(training)) is not None:
+            raise ValueError(f"a stack cannot train with {reason}: train this learner by itself")
+    if any(task.unit != "epochs" for tasks in streams for task in tasks):
+        raise ValueError("a stack trains tasks in epochs, and these have a length in steps: train these learners one by one")
     if len({in_common(training) for training in trainings}) > 1:
         raise ValueError(
             "members of a stack differ in more than learning rates, momentum and decay: stack those that do not"
@@ -44,12 +49,12 @@ def train_stacked(
         if after == 0:
             before = [reference_for(measuring, learner) for learner in learners]
             for learner, task, training in zip(learners, tasks, trainings, strict=True):
-                begin_task(learner, task, training)
+                begin_task(learner, task, training, number)
             parts = zip(members, tasks, before, strict=True)
             yield [row_of(steps, number, task, 0, {}, measuring, reference) for steps, task, reference in parts]
-        for epoch in range(after, tasks[0].epochs):
+        for epoch in range(after, tasks[0].length):
             for learner, training in zip(learners, trainings, strict=True):
-                training.set_rate(learner.optimizer, epoch, tasks[0].epochs)
+                training.set_rate(learner.optimizer, epoch, tasks[0].length)
             orders = [task.order(order_of(seed, number, epoch)) for task, seed in zip(tasks, seeds, strict=True)]
             with first.arithmetic(stack.device):
                 means = stack.epoch(torch.stack(orders))
@@ -57,6 +62,16 @@ def train_stacked(
                 figures = [{name: values[member] for name, values in means.items()} for member in range(len(members))]
                 parts = zip(members, tasks, figures, strict=True)
                 yield [row_of(steps, number, task, epoch + 1, found, measuring) for steps, task, found in parts]
+
+
+def refused(training: Training) -> str | None:
+    """The first setting that a stack cannot train with."""
+    settings = {
+        'rate_per = "step"': training.rate_per == "step",
+        f"accumulate = {training.accumulate}": training.accumulate > 1,
+        **{f"{name} = {getattr(training, name)!r}": True for name in training.per_task()},
+    }
+    return next((setting for setting, is_refused in settings.items() if is_refused), None)
 
 
 def in_common(training: Training) -> tuple[object, ...]:
