@@ -19,8 +19,10 @@ class Batch(NamedTuple):
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
-    """The model's outputs for a batch's inputs, which are passed by name if they are a dict."""
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    """The model's outputs for a batch's inputs, which are passed by name if they are a dict, and in order if a tuple."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if type(inputs) is tuple else model(inputs)
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,9 @@ def some_of(task: Task, samples: int, split: str = "train", classes: Literal["al
         return _of_new_classes(task, samples, split)
     if split != "train":
         return tests[split].batch(torch.arange(len(tests[split]), device=tests[split].device)[:samples])
+    if isinstance(task, IndexedTask):
+        order = task.order(torch.Generator().manual_seed(0)).to(task.samples.device)
+        return task.batch(order[:samples])
     inputs, targets, count = [], [], 0
     for given, wanted in task.batches(torch.Generator().manual_seed(0)):
         inputs.append(given)
