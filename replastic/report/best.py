@@ -13,6 +13,7 @@ from ..options import OptionError
 from ..record import Run, find_runs
 from ..record.position import position_of
 from .gathering import read_trained
+from .summary import is_lower_better
 
 _LAST = 5  # rows of the last task, so that one lucky row does not decide
 
@@ -36,7 +37,7 @@ def best(out: str | Path) -> dict[str, Best]:
     """The best point of every grid among the runs in a folder, by the name that the grid's arm has in the file.
 
     A run's score is the experiment's metric on the validation images ("validation_accuracy" for "test_accuracy"), averaged
-    over the last five rows of the last task. Larger is better. The test set is never used: a point that was chosen on it
+    over the last five rows of the last task. Larger is better, but for losses smaller. The test set is never used: a point that was chosen on it
     could not be tested any more. Points are compared on the seeds that have ended in all of them; a point that diverged is
     worse than all that did not.
     """
@@ -73,8 +74,10 @@ def _best_of(name: str, points: Mapping[str, Mapping[int, Run]], metric: str | N
             "again to continue it, with --retry for failed runs"
         )
     scores = {arm: [_score(runs[seed], metric) for seed in seeds] for arm, runs in points.items()}
-    arm = max(scores, key=lambda arm: statistics.fmean(scores[arm]))  # the first one of equals, in the order of their names
-    if math.isinf(min(scores[arm])):
+    lower = is_lower_better(_figure(next(iter(points[min(points)].values())), metric))
+    # the first one of equals, in the order of their names
+    arm = (min if lower else max)(scores, key=lambda arm: statistics.fmean(scores[arm]))
+    if any(map(math.isinf, scores[arm])):
         raise OptionError(f"every point of {name!r} diverged with some seed: use milder values in its grid")
     run = points[arm][seeds[0]]
     spread = statistics.stdev(scores[arm]) if len(seeds) > 1 else math.nan
@@ -82,9 +85,9 @@ def _best_of(name: str, points: Mapping[str, Mapping[int, Run]], metric: str | N
 
 
 def _score(run: Run, metric: str | None) -> float:
-    if run.status == "diverged":
-        return -math.inf
     figure = _figure(run, metric)
+    if run.status == "diverged":
+        return math.inf if is_lower_better(figure) else -math.inf
     last = max(row["task"] for row in run.rows)
     rows = [row for row in run.rows if row["task"] == last and position_of(row).at > 0][-_LAST:]
     if not rows or not all(isinstance(row.get(figure), int | float) for row in rows):
