@@ -44,7 +44,7 @@ from replastic.train import Training
 from replastic.train.allocator import keep_freed_memory
 from replastic.train.loop import order_of, steps_for
 from replastic.train.step import EagerSteps
-from replastic.workloads.images import ImageData, ImageTask, Split
+from replastic.workloads.images import ImageData, LabelledTask, Split
 from replastic.workloads.images.protocols import permuted_pixels, single
 
 KIND = DEVICE.type
@@ -138,7 +138,7 @@ def plain(data: ImageData, network: str, workers: int) -> Epoch:
 
 def steps_of(
     data: ImageData, network: str, layout: torch.memory_format = LAYOUT, **settings: Any
-) -> tuple[EagerSteps, ImageTask]:
+) -> tuple[EagerSteps, LabelledTask]:
     training = Training(renew_optimizer=True, learning_rate=RATE, clip=CLIP, batch=BATCH, **settings)
     (task,) = single(data.to(DEVICE), seed=0, batch=BATCH, epochs=100)
     model = NETWORKS[network]().to(device=DEVICE, memory_format=layout)  # pyright: ignore[reportCallIssue]
@@ -295,7 +295,7 @@ def online(rounds: int) -> dict[str, Any]:
     data = ImageData("MNIST's shape", split, split, 10, (0.1307,), (0.3081,)).to(DEVICE)
     training = Training(renew_optimizer=False, optimizer="sgd", learning_rate=0.01, clip=CLIP, batch=1)
 
-    def learner(seed: int) -> tuple[Learner, ImageTask]:
+    def learner(seed: int) -> tuple[Learner, LabelledTask]:
         torch.manual_seed(seed)
         model = MLP(784, [1000] * 3, 10, init="kaiming").to(DEVICE)
         return Learner(model, training.make_optimizer(model), seed=seed), permuted_pixels(data, seed=seed, tasks=1)[0]

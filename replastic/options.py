@@ -40,7 +40,7 @@ def options_of(made_by: Callable[..., Any], given: Sequence[str] = ()) -> dict[s
     return {
         name: (hints.get(name, Any), argument.default is argument.empty)
         for name, argument in inspect.signature(made_by).parameters.items()
-        if name not in given
+        if name not in given and argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
     }
 
 

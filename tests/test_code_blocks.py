@@ -44,12 +44,15 @@ SHOWN_ONLY = {
     "docs/experiments.md": {"toml"},  # tests/test_experiments.py reads it
     "docs/measures.md": {"text"},
     "docs/methods.md": {"text"},
+    "docs/own-experiments.md": {"text"},
     "docs/tutorial-checkpoint.md": {"text"},
     "docs/tutorial-own-loop.md": {"text"},
 }
 # What would take minutes is run for a few seconds: a page's commands get these arguments, too.
+_ONE_EPOCH = ["--set", "protocol.tasks=2", "--set", "protocol.epochs=1", "--set", "training.evaluate_every=1"]
 SMALLER = {
-    "README.md": {"run": ["--set", "protocol.tasks=2", "--set", "protocol.epochs=1", "--set", "training.evaluate_every=1"]}
+    "README.md": {"run": _ONE_EPOCH},
+    "docs/own-experiments.md": {"run": _ONE_EPOCH, "sweep": _ONE_EPOCH},
 }
 
 

@@ -64,8 +64,8 @@ def test_a_file_says_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(TEXT)
     found = read(tmp_path / "a.toml")
     assert (found.name, found.seeds, found.metric) == ("an experiment", (1, 2), "test_accuracy")
-    assert found.model == ("mlp", {"hidden": [20, 20]})
-    assert found.protocol == ("warm_start", {"fraction": 0.5, "epochs": [2, 1]})
+    assert found.workload.model == ("mlp", {"hidden": [20, 20]})
+    assert found.workload.protocol == ("warm_start", {"fraction": 0.5, "epochs": [2, 1]})
     assert found.training.renew_optimizer is True
     assert found.training.batch == 50
     assert found.arms["FIRE"] == Arm((("fire", {"steps": 5}),), {})
@@ -75,14 +75,14 @@ def test_a_file_says_what_it_says(tmp_path: Path) -> None:
 WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("sedes",), [1], "the file has the key 'sedes': did you mean 'seeds'?"),
     (("seeds",), None, "the file has no 'seeds'"),
-    (("seeds",), [], r"seeds = \[\]: give at least one"),
+    (("seeds",), [], r"seeds = \[\]: .*at least one"),
     (("seeds",), [1, 1], "each once"),
     (("seeds",), [-1], "0 or more"),
     (("seeds",), ["one"], r"seeds = \['one'\]: .*list.*integer"),
     (("name",), 3, "name = 3: .*in quotes"),
     (("data", "name"), "cifar", "did you mean 'cifar10'?"),
-    (("data", "name"), None, r"\[data\] has no name: give one of"),
-    (("data", "root"), "/here", "has the key 'root'"),
+    (("data", "name"), None, r"\[data\] has no name: .*digits"),
+    (("data", "root"), "/here", "'root'"),
     (("data", "validaton"), 10, "has the key 'validaton': did you mean 'validation'?"),
     (("checkpoints", "minutes"), -1, "minutes = -1 must be 0 or more"),
     (("data", "validation"), 0.1, r"\[data\] validation = 0.1: .*integer"),
@@ -152,7 +152,7 @@ def test_changes_on_the_command_line_stand_above_the_file(tmp_path: Path) -> Non
     (tmp_path / "a.toml").write_text(TEXT)
     found = read(tmp_path / "a.toml", ["training.batch=7", "training.precision=bfloat16", "protocol.epochs=[1, 1]"])
     assert (found.training.batch, found.training.precision) == (7, "bfloat16")
-    assert found.protocol[1]["epochs"] == [1, 1]
+    assert found.workload.protocol[1]["epochs"] == [1, 1]
     named = read(tmp_path / "a.toml", ['arms."L2 from the start".strength=0.5', "arms.FIRE.where=['*.weight', '1*']"])
     assert named.arms["L2 from the start"].methods[0][1] == {"strength": 0.5}
     assert named.arms["FIRE"].methods[0][1]["where"] == ["*.weight", "1*"]

@@ -234,7 +234,7 @@ def test_the_record_has_the_classes_that_are_measured_where_they_are_not_all() -
         ({"data": {"validation": 5000}}, "validation=5000"),
         ({"metric": "test_accuracy"}, "metric = 'test_accuracy': did you mean 'train_accuracy'"),
         ({"measures": {"names": ["srank"], "on": ["tset"]}}, r"on = \['tset'\]"),
-        ({"measures": {"names": ["srank"], "classes": "new"}}, 'classes = "new".*\'random_labels\'.*"class_incremental"'),
+        ({"measures": {"names": ["srank"], "classes": "new"}}, 'classes = "new".*\'labels 1\'.*"class_incremental"'),
         ({"arms": {"base": {"name": "redo"}}, "model": {"name": "mlp", "hidden": []}}, "hidden units"),
         ({"arms": {"base": {"name": "l2", "from_task": 3}}}, "from_task = 3, and the stream ends with task 2"),
         ({"arms": {"base": {"name": "fire"}}, "protocol": {"tasks": 1}}, "FIRE acts at boundaries"),

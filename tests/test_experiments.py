@@ -70,19 +70,19 @@ SMALL_MODELS: dict[str, dict[str, Any]] = {
 def shrunken(file: str) -> Experiment:
     """The same arms on small networks, with two short tasks."""
     full = experiment_of(file)
-    name, options = full.model
+    name, options = full.workload.model
     model = {**SMALL_MODELS[name], **({"hidden": [6] * len(options["hidden"])} if "hidden" in options else {})}
     changes = [f"model.{key}={json.dumps(value)}" for key, value in model.items()]
     two = {"warm_start": [], "single": [], "continual": ["chunks"], "class_incremental": ["phases"]}
-    protocol = full.protocol[0]
+    protocol = full.workload.protocol[0]
     changes += [f"protocol.{key}=2" for key in two.get(protocol, ["tasks"])]
     changes += ["protocol.epochs=" + ("[1, 1]" if protocol == "warm_start" else "1"), "training.evaluate_every=1"]
-    changes += ["protocol.samples=30"] if "samples" in full.protocol[1] else []
+    changes += ["protocol.samples=30"] if "samples" in full.workload.protocol[1] else []
     changes += ['training.path="auto"'] if full.training.path == "compiled" else []  # which has tests of its own
-    changes += ["data.validation=10"] if full.validation else []
-    images = len(stand_in(full.data[0]).train)
-    if full.protocol[0] == "class_pairs":
-        images = 2 * images // stand_in(full.data[0]).classes
+    changes += ["data.validation=10"] if full.workload.validation else []
+    images = len(stand_in(full.workload.data[0]).train)
+    if full.workload.protocol[0] == "class_pairs":
+        images = 2 * images // stand_in(full.workload.data[0]).classes
     changes += [f"training.batch={math.ceil(images / 3)}"]
     for arm, given in full.arms.items():
         for _, settings in given.methods:
@@ -117,7 +117,7 @@ def one_of_each_grid(experiment: Experiment) -> list[str]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_arm_trains_and_gives_the_figures_it_is_there_for(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replastic.runs.spec.load", stand_in)
+    monkeypatch.setattr("replastic.workloads.images.workload.load", stand_in)
     experiment = shrunken(file)
     for arm in one_of_each_grid(experiment):
         run = RunSpec(experiment, arm, experiment.seeds[0])
@@ -129,7 +129,7 @@ def test_every_arm_trains_and_gives_the_figures_it_is_there_for(file: str, monke
         assert all(math.isfinite(row["loss"]) for row in rows if row["epoch"]), arm
         assert 0 <= rows[-1][experiment.metric] <= 1, arm
         assert any(not torch.equal(before[name], value) for name, value in learner.model.state_dict().items()), arm
-        assert ("validation_accuracy" in rows[-1]) == bool(experiment.validation)
+        assert ("validation_accuracy" in rows[-1]) == bool(experiment.workload.validation)
         for measuring in experiment.measures:
             found = rows[2 * len(tasks) - 2 if "start" in measuring.at else -1]["measures"]  # of the last task
             wanted = [*measuring.names, *(["hessian_spectrum"] if measuring.spectrum else [])]
@@ -152,7 +152,9 @@ def test_every_file_is_read_strictly_and_says_what_it_is_of(file: str) -> None:
     grids = {given.grid_of for given in experiment.arms.values()} - {""}
     searched = bool(grids) and file.startswith(("swr/", "settings/"))
     searched |= file.startswith("biases/")  # to learn from the same images as a file that is searched
-    assert (experiment.validation > 0) == searched, "grids are searched by images that are held out, steps are only listed"
+    assert (experiment.workload.validation > 0) == searched, (
+        "grids are searched by images that are held out, steps are only listed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,10 +172,10 @@ def test_every_file_is_read_strictly_and_says_what_it_is_of(file: str) -> None:
 )
 def test_networks_are_of_the_published_size(file: str, parameters: int) -> None:
     experiment = experiment_of(file)
-    channels, side, classes, _, _ = SHAPES[experiment.data[0]]
-    outputs = 2 if experiment.protocol[0] == "class_pairs" else classes
+    channels, side, classes, _, _ = SHAPES[experiment.workload.data[0]]
+    outputs = 2 if experiment.workload.protocol[0] == "class_pairs" else classes
     with torch.device("meta"):
-        model = build_model(experiment.model[0], (channels, side, side), outputs, **experiment.model[1])
+        model = build_model(experiment.workload.model[0], (channels, side, side), outputs, **experiment.workload.model[1])
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
@@ -192,7 +194,7 @@ def test_fire_has_the_papers_sizes_and_best_hyperparameters(file: str) -> None:
     figure, pair = re.fullmatch(r"fire/figure-(2.)-(.*)\.toml", file).groups()  # pyright: ignore[reportOptionalMemberAccess]
     experiment = experiment_of(file)
     table, protocol = FIRE_SETTINGS[figure]
-    assert experiment.protocol == protocol
+    assert experiment.workload.protocol == protocol
     best = BEST[table][PAIRS[pair]]
     beside = {"swr", "l2_er"} if file == "fire/figure-2a-cifar10.toml" else set()  # of other papers
     arms = [given for arm, given in experiment.arms.items() if not arm.startswith("FIRE, ")]
@@ -226,7 +228,7 @@ def test_all_arms_of_a_warm_start_share_their_first_task(file: str) -> None:
 def test_redo_recycles_once_an_epoch_on_average() -> None:
     for file in of("fire/figure-2"):
         experiment = experiment_of(file)
-        images, name = SHAPES[experiment.data[0]][3], experiment.protocol[0]
+        images, name = SHAPES[experiment.workload.data[0]][3], experiment.workload.protocol[0]
         parts = {"warm_start": 1, "continual": 10, "class_incremental": 20}[name]
         lengths = [math.ceil(images * part / parts / 256) for part in range(1, parts + 1)]
         ((_, redo),) = experiment.arms["ReDo"].methods
@@ -274,10 +276,14 @@ def test_the_rest_of_spectral_collapse_is_what_is_compared_with_files_of_the_pap
 
 def test_permuted_mnist_as_released_differs_from_the_papers_tables_in_what_it_says_alone() -> None:
     released, tables = (experiment_of(f"spectral-collapse/permuted-mnist{of}.toml") for of in ("-as-released", ""))
-    assert not released.normalised
-    assert tables.normalised
+    assert not released.workload.normalised
+    assert tables.workload.normalised
     assert dataclasses.replace(released.training, clip=0.5) == tables.training
-    assert (released.protocol, released.model, released.measures) == (tables.protocol, tables.model, tables.measures)
+    assert (released.workload.protocol, released.workload.model, released.measures) == (
+        tables.workload.protocol,
+        tables.workload.model,
+        tables.measures,
+    )
     changed = {"L2": {"strength": 1e-4}, "ER": {"rate": 1e-4}, "L2-ER": {"rate": 1e-2}}
     for name, arm in tables.arms.items():
         wanted = [(method, {**given, **changed.get(name, {})}) for method, given in arm.methods]
@@ -286,8 +292,8 @@ def test_permuted_mnist_as_released_differs_from_the_papers_tables_in_what_it_sa
 
 def test_class_pairs_stand_in_for_continual_imagenet() -> None:
     pairs, wanted = map(experiment_of, of("spectral-collapse/class-pairs", "spectral-collapse/continual-imagenet"))
-    assert (pairs.model, pairs.training) == (wanted.model, wanted.training)
-    assert {**pairs.protocol[1], "tasks": 2000} == wanted.protocol[1]
+    assert (pairs.workload.model, pairs.training) == (wanted.workload.model, wanted.training)
+    assert {**pairs.workload.protocol[1], "tasks": 2000} == wanted.workload.protocol[1]
     for name, arm in wanted.arms.items():
         released = [(method, {**given, "every": 12} if "every" in given else given) for method, given in arm.methods]
         assert (list(pairs.arms[name].methods), pairs.arms[name].training) == (released, arm.training)
@@ -305,11 +311,11 @@ def test_convolutional_networks_of_spectral_collapse_begin_and_are_measured_as_r
     file: str, init: str, last: list[str]
 ) -> None:
     experiment = experiment_of(f"spectral-collapse/{file}.toml")
-    assert experiment.model[1]["init"] == init
+    assert experiment.workload.model[1]["init"] == init
     (figure_6,) = [measuring for measuring in experiment.measures if "effective_rank" in measuring.names]
     assert (figure_6.names, figure_6.on, figure_6.at) == (["dead_fraction", "effective_rank"], ["test"], ["end"])
     with torch.device("meta"):
-        model = build_model(experiment.model[0], (3, 32, 32), 2, **experiment.model[1])
+        model = build_model(experiment.workload.model[0], (3, 32, 32), 2, **experiment.workload.model[1])
     linear = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
     assert linear[:-1] == last, "its two hidden layers, which the figure is of"
     for name in last:
@@ -317,7 +323,7 @@ def test_convolutional_networks_of_spectral_collapse_begin_and_are_measured_as_r
 
 
 def test_spectral_collapse_has_the_papers_sizes() -> None:
-    protocols = {Path(file).stem: experiment_of(file).protocol for file in of("spectral-collapse/")}
+    protocols = {Path(file).stem: experiment_of(file).workload.protocol for file in of("spectral-collapse/")}
     assert protocols["permuted-mnist"] == ("permuted_pixels", {"tasks": 800, "epochs": 1})
     assert protocols["permuted-mnist-best-rate"] == protocols["permuted-mnist"]
     assert protocols["continual-imagenet"] == ("class_pairs", {"tasks": 2000, "epochs": 250})
@@ -354,7 +360,7 @@ def test_swr_has_the_papers_sizes_and_what_can_be_read_of_its_coefficients(file:
     figure, pair = re.fullmatch(r"swr/(\w+-\d)-(.*)\.toml", file).groups()  # pyright: ignore[reportOptionalMemberAccess]
     experiment = experiment_of(file)
     table, protocol = SWR_SETTINGS[figure]
-    assert experiment.protocol == protocol
+    assert experiment.workload.protocol == protocol
     assert len(experiment.seeds) == (3 if pair == "tiny-imagenet" else 5)
     training = experiment.training
     assert (training.optimizer, training.learning_rate, training.batch, training.clip) == ("adam", 1e-3, 256, None)
@@ -389,8 +395,12 @@ def test_quick_compares_at_least_six_methods_on_three_seeds() -> None:
     assert len(experiment.arms) >= 6
     assert len(experiment.seeds) >= 3
     assert methods >= {"full_reset", "shrink_and_perturb", "swr", "redo", "fire"}
-    assert (experiment.data[0], experiment.protocol[0], experiment.metric) == ("digits", "random_labels", "train_accuracy")
-    tasks, epochs, samples = (experiment.protocol[1][key] for key in ("tasks", "epochs", "samples"))
+    assert (experiment.workload.data[0], experiment.workload.protocol[0], experiment.metric) == (
+        "digits",
+        "random_labels",
+        "train_accuracy",
+    )
+    tasks, epochs, samples = (experiment.workload.protocol[1][key] for key in ("tasks", "epochs", "samples"))
     steps = tasks * epochs * math.ceil(samples / experiment.training.batch)
     assert steps * len(experiment.arms) * len(experiment.seeds) < 200_000, "a minute and a half on two cores"
 
@@ -430,8 +440,8 @@ def test_the_example_of_the_page_is_a_whole_experiment(monkeypatch: pytest.Monke
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     experiment = parse(tomllib.loads(text))
     assert [given.grid_of for given in experiment.arms.values()].count("L2 Init") == 3
-    monkeypatch.setattr("replastic.runs.spec.load", stand_in)
-    small = dataclasses.replace(experiment, validation=5)
+    monkeypatch.setattr("replastic.workloads.images.workload.load", stand_in)
+    small = dataclasses.replace(experiment, workload=dataclasses.replace(experiment.workload, validation=5))
     for arm in one_of_each_grid(experiment):
         learner, tasks = RunSpec(small, arm, 1).build(device=torch.device("cpu"))
         assert (len(tasks), tasks[1].epochs) == (2, 10)

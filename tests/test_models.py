@@ -535,4 +535,4 @@ def test_a_wrong_name_or_option_is_an_error_that_says_what_may_be_given(
 @pytest.mark.parametrize("shape", [(3, 32), (32,), (3, 0, 32), (3, 32.0, 32)])
 def test_a_shape_that_is_none_is_an_error(shape: Sequence[int]) -> None:
     with pytest.raises(ValueError, match=r"\(channels, height, width\)"):
-        build_model("mlp", shape, 10, hidden=[4])
+        build_model("cnn", shape, 10)

@@ -122,12 +122,12 @@ def test_a_new_method_overwrites_nothing(tmp_path: Path, capsys: Any) -> None:
     ("name", "said"),
     [
         ("own.py:Mine", "there is no Python file /"),
-        ("there.py:Mine", "there.py has no method 'Mine'; its methods are Yours"),
-        ("broken.py:Mine", "cannot be imported: ZeroDivisionError"),
+        ("there.py:Mine", "there.py has no method 'Mine'; its methods are number, Yours"),
+        ("broken.py:Mine", "broken.py, line 1 cannot be imported: ZeroDivisionError"),
         ("there.py:Yours", "has the key 'rate'"),
-        ("there.py:dict", "has no method 'dict'; its methods are Yours"),
+        ("there.py:dict", "has no method 'dict'; its methods are number, Yours"),
         ("there.py:number", "gives int 1: name a subclass of replastic.Method"),
-        (["fire"], "give the name of one method"),
+        (["fire"], "the name of one method"),
     ],
 )
 def test_a_method_of_ones_own_that_is_not_there_is_an_error(

@@ -453,11 +453,11 @@ def test_noise_falls_short_of_its_share_only_where_a_drawn_label_happens_to_be_t
     ("name", "options", "says"),
     [
         ("single", {"epochs": 0}, "epochs=0"),
-        ("single", {"batch": 0}, "batch=0: give the samples of a step"),
+        ("single", {"batch": 0}, "batch=0: .*whole number"),
         ("warm_start", {"fraction": 0.0}, "fraction=0.0: give the share of the data that is seen first, between 0 and 1"),
         ("warm_start", {"fraction": 1}, "fraction=1: give the share"),
-        ("warm_start", {"fraction": 0.01}, "fraction=0.01 of 40 images is 0: give one that leaves some for both tasks"),
-        ("warm_start", {"fraction": 0.999}, "fraction=0.999 of 40 images is 40"),
+        ("warm_start", {"fraction": 0.01}, "fraction=0.01 of 40 samples is 0"),
+        ("warm_start", {"fraction": 0.999}, "fraction=0.999 of 40 samples is 40"),
         ("warm_start", {"epochs": [1, 2, 3]}, r"epochs=\[1, 2, 3\]: give two numbers"),
         ("warm_start", {"epochs": 100}, "epochs=100: give two numbers"),
         ("continual", {"chunks": 41}, "chunks=41: give a whole number from 1 to 40"),
@@ -468,7 +468,7 @@ def test_noise_falls_short_of_its_share_only_where_a_drawn_label_happens_to_be_t
         ("class_incremental", {"phases": 0}, "phases=0"),
         ("permuted_pixels", {"tasks": 0}, "tasks=0: give a whole number, 1 or more"),
         ("random_labels", {"tasks": -1}, "tasks=-1"),
-        ("random_labels", {"samples": 41}, "samples=41: numbers has 40 training images"),
+        ("random_labels", {"samples": 41}, "samples=41: numbers has 40 training samples"),
         ("random_labels", {"samples": 0}, "samples=0"),
         ("random_labels", {"samples": 0.5}, "samples=0.5"),
         ("class_pairs", {"tasks": 1.5}, "tasks=1.5"),
@@ -524,7 +524,7 @@ def test_a_phase_that_cannot_be_tested_is_an_error_and_one_that_can_in_part_is_n
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_data_without_images_are_an_error(name: str) -> None:
-    with pytest.raises(ValueError, match=r"no samples|0 images|1 to 0|no train images|0 training images"):
+    with pytest.raises(ValueError, match=r"no samples|0 samples|1 to 0|no train samples|0 training samples"):
         stream_of(name, make_data(train=0))
 
 

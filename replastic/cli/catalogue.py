@@ -18,7 +18,7 @@ from .command import Command
 from .console import print_line, print_table
 from .shipped import shipped
 
-What = Literal["methods", "measures", "protocols", "models", "experiments"]
+What = Literal["methods", "measures", "data", "protocols", "models", "experiments"]
 
 
 @dataclass(kw_only=True)
@@ -27,7 +27,7 @@ class List(Command):
 
     name: ClassVar[str] = "list"
 
-    what: Positional[Annotated[What, arg(metavar="methods|measures|protocols|models|experiments")]]
+    what: Positional[Annotated[What, arg(metavar="methods|measures|data|protocols|models|experiments")]]
     """What to list."""
 
     def __call__(self) -> int:
@@ -39,8 +39,13 @@ def _listed(what: What) -> dict[str, str]:
     """Names with a description of each."""
     if what == "experiments":
         return _experiments()
-    module, registry = _REGISTRIES[what]
-    known = getattr(import_module(module, __package__), registry)
+    if what in _REGISTRIES:
+        module, registry = _REGISTRIES[what]
+        known = getattr(import_module(module, __package__), registry)
+    else:
+        from ..workloads.base import workload_of_kind
+
+        known = workload_of_kind("images").catalogue()[what]
     return {name: str(made).rstrip(".") if what == "measures" else first_sentence(made) for name, made in known.items()}
 
 
@@ -54,8 +59,6 @@ def _experiments() -> dict[str, str]:
 _REGISTRIES = {
     "methods": ("..methods", "METHODS"),
     "measures": ("..measures", "MEASURES"),
-    "protocols": ("..workloads.images", "PROTOCOLS"),
-    "models": ("..models", "MODELS"),
 }
 
 

@@ -29,7 +29,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_model(name: str, shape: Sequence[int], classes: int, **options: Any) -> nn.Module:
-    """A model by its name in `MODELS`, for images of `shape` (channels, height, width).
+    """A model by its name in `MODELS`, for images of `shape` (channels, height, width); an MLP takes any shape.
 
     options: what else the model's class takes, as a file of settings has it: numbers, strings, lists. The class's own
         defaults are the papers' networks; an MLP has none, and needs its hidden widths.
@@ -40,16 +40,25 @@ def build_model(name: str, shape: Sequence[int], classes: int, **options: Any) -
     if name not in MODELS:
         raise OptionError(f"there is no model {name!r}: {nearest(name, MODELS)}")
     check_options(MODELS[name], options, f"model {name!r}", given=FROM_IMAGES)
-    channels, height, width = _checked_shape(shape)
     takes = inspect.signature(MODELS[name]).parameters
-    if "size" in takes and height != width:
-        raise OptionError(f"model {name!r} takes square images, and shape={tuple(shape)} is {height}x{width}")
-    sizes = (math.prod(shape), channels, height, classes)
-    given = {key: value for key, value in zip(FROM_IMAGES, sizes, strict=True) if key in takes}
+    _check_shape(shape)
+    if len(shape) != 3 and "image_channels" in takes:
+        raise OptionError(f"model {name!r} takes images (channels, height, width), and samples have shape={tuple(shape)}")
+    if "size" in takes and shape[1] != shape[2]:
+        raise OptionError(f"model {name!r} takes square images, and shape={tuple(shape)} is {shape[1]}x{shape[2]}")
+    given = {key: value for key, value in from_data(shape, classes).items() if key in takes}
     return MODELS[name](**given, **options)
 
 
-def _checked_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    if len(shape) != 3 or not all(isinstance(side, int) and side >= 1 for side in shape):
-        raise ValueError(f"shape={tuple(shape)}: give (channels, height, width) of an image, as in (3, 32, 32)")
-    return shape[0], shape[1], shape[2]
+def from_data(shape: Sequence[int], classes: int) -> dict[str, int]:
+    """The arguments that follow from the shape of a sample: those of FROM_IMAGES, of which images alone have all."""
+    found = {"inputs": math.prod(shape), "classes": classes}
+    return {**found, "image_channels": shape[0], "size": shape[1]} if len(shape) == 3 else found
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    if not all(isinstance(side, int) and side >= 1 for side in shape):
+        raise ValueError(
+            f"shape={tuple(shape)}: pass the sizes of a sample, 1 or more, such as (channels, height, width) of an image, "
+            "as in (3, 32, 32)"
+        )

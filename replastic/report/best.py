@@ -36,10 +36,10 @@ class Best(NamedTuple):
 def best(out: str | Path) -> dict[str, Best]:
     """The best point of every grid among the runs in a folder, by the name that the grid's arm has in the file.
 
-    A run's score is the experiment's metric on the validation images ("validation_accuracy" for "test_accuracy"), averaged
-    over the last five rows of the last task. Larger is better, but for losses smaller. The test set is never used: a point that was chosen on it
-    could not be tested any more. Points are compared on the seeds that have ended in all of them; a point that diverged is
-    worse than all that did not.
+    A run's score is the experiment's metric on the held-out samples ("validation_accuracy" for "test_accuracy"), averaged
+    over the last five rows of the last task. Larger is better; for losses, smaller is. The test set is never used: a point
+    that was chosen on it could not be tested any more. Points are compared on the seeds that have ended in all of them; a
+    point that diverged is worse than all that did not.
     """
     every = [read_trained(found) for found in find_runs(out)]
     if not every:

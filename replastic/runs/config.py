@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -39,13 +39,12 @@ from typing import Any, get_type_hints
 from ..learner import Method
 from ..listing import one_line
 from ..methods import METHODS
-from ..methods.by_name import OwnCode, method_by_name, own_code
-from ..models import FROM_IMAGES, MODELS
-from ..options import OptionError, check_keys, check_options, check_type, nearest, options_of
+from ..methods.by_name import code_of_method, method_by_name
+from ..options import OptionError, check_keys, check_options, check_type, nearest
+from ..own_code import OwnCode
 from ..train import Training
 from ..train.measuring import Measuring
-from ..workloads.images.data import DATA_SETS, FROM_CALLER
-from ..workloads.images.protocols import FROM_RUN, PROTOCOLS
+from ..workloads.base import Workload, workload_of_kind
 
 Table = Mapping[str, Any]
 _LONGEST = 255  # bytes of a name; a folder is named after an arm
@@ -84,18 +83,14 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Experiment:
-    """All of a file. `data`, `model` and `protocol` are names with options."""
+    """All of a file. workload: what its tables of data, model and the like say."""
 
     name: str
     seeds: tuple[int, ...]
-    data: tuple[str, Table]
-    model: tuple[str, Table]
-    protocol: tuple[str, Table]
+    workload: Workload
     training: Training
     arms: Mapping[str, Arm]
     measures: tuple[Measuring, ...] = ()
-    validation: int = 0
-    normalised: bool = True
     about: str = ""
     metric: str = "test_accuracy"
     share_first_task: bool = True
@@ -125,36 +120,29 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
 
 
 def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
-    """The experiment that a table, as read from TOML, describes. folder: from which methods of one's own are seen."""
-    known = ["name", "about", "seeds", "metric", "share_first_task", "data", "model", "protocol", "training", "measures",
+    """The experiment that a table, as read from TOML, describes. folder: where the paths of a user's own files start."""
+    kind = table.get("kind", "images")
+    check_type(kind, str, "kind")
+    workload = workload_of_kind(kind)
+    known = ["name", "about", "kind", "seeds", "metric", "share_first_task", *workload.tables, "training", "measures",
              "checkpoints", "arms"]  # fmt: skip
-    required = ["name", "seeds", "data", "model", "protocol", "training", "arms"]
-    check_keys(table, known, "the file", required)
+    check_keys(table, known, "the file", ["name", "seeds", *workload.tables, "training", "arms"])
     plain = {"name": str, "about": str, "seeds": list[int], "metric": str, "share_first_task": bool}
-    for key, kind in plain.items():
+    for key, expected in plain.items():
         if key in table:
-            check_type(table[key], kind, key)
+            check_type(table[key], expected, key)
     _check_name(table["name"], "name")
     seeds = table["seeds"]
     if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
-        raise OptionError(f"seeds = {seeds!r}: give at least one, each once, 0 or more")
-    data = dict(_table(table["data"], "[data]"))
-    if data.get("name") in DATA_SETS:
-        check_keys(data, ["name", "validation", "normalised", *options_of(DATA_SETS[data["name"]])], "[data]")
-    validation, normalised = data.pop("validation", 0), data.pop("normalised", True)
-    check_type(validation, int, "[data] validation")
-    check_type(normalised, bool, "[data] normalised")
+        raise OptionError(f"seeds = {seeds!r}: list at least one, each once, 0 or more")
+    own = {key: _table(table[key], f"[{key}]") for key in workload.tables}
     training = made(Training, _table(table["training"], "[training]"), "[training]")
     return Experiment(
         name=table["name"],
         seeds=tuple(seeds),
-        data=_named(data, DATA_SETS, "[data]", given=FROM_CALLER),
-        model=_named(table["model"], MODELS, "[model]", given=FROM_IMAGES),
-        protocol=_named(table["protocol"], PROTOCOLS, "[protocol]", given=FROM_RUN),
+        workload=workload.parse(own, Path(folder)),
         training=training,
         measures=_measures(table.get("measures", [])),
-        validation=validation,
-        normalised=normalised,
         about=table.get("about", ""),
         metric=table.get("metric", "test_accuracy"),
         share_first_task=table.get("share_first_task", True),
@@ -211,11 +199,12 @@ def _method(entry: Table, where: str, folder: str | Path) -> tuple[str, Table, O
     if "name" not in entry:
         raise OptionError(f"{where} has no name: give one of {', '.join(METHODS)}")
     try:
-        code = own_code(entry["name"], folder)
+        code = code_of_method(entry["name"], folder)
         kind = method_by_name(entry["name"], code)
     except OptionError as problem:
         raise OptionError(f"{where} {problem}") from problem
-    name, settings = _named(entry, {entry["name"]: kind}, where)
+    name, settings = entry["name"], {key: value for key, value in entry.items() if key != "name"}
+    check_options(kind, settings, f"{where} {name}")
     try:
         built = kind(**settings)  # what it says of its settings it says now
     except (TypeError, ValueError) as problem:
@@ -238,20 +227,6 @@ def _points(grid: Table, where: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 # Names and options, checked against what they are for
-
-
-def _named(
-    table: Any, known: Mapping[str, Callable[..., Any]], where: str, *, given: Sequence[str] = ()
-) -> tuple[str, Table]:
-    """A name and its options; `given` are arguments that the file does not set."""
-    options = dict(_table(table, where))
-    if "name" not in options:
-        raise OptionError(f"{where} has no name: give one of {', '.join(known)}")
-    name = options.pop("name")
-    if name not in known:
-        raise OptionError(f"{where} name = {name!r}: {nearest(str(name), known)}")
-    check_options(known[name], options, f"{where} {name}", given=given)
-    return name, options
 
 
 def made(kind: type[Any], table: Table, where: str) -> Any:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from ..learner import Learner, Method
+from ..learner import Learner, Method, Task
 from ..learner.checks import flat_list
 from ..methods.by_name import method_by_name
 from ..methods.reset import LayerReset
-from ..models import FROM_IMAGES, MODELS, build_model
-from ..options import OptionError, nearest, with_defaults
+from ..options import OptionError, with_defaults
 from ..train import Training
-from ..workloads.images.data import DATA_SETS, FROM_CALLER, load
-from ..workloads.images.protocols import FROM_RUN, PROTOCOLS
-from ..workloads.images.tasks import ImageData, ImageTask
 from .config import Arm, Experiment, Table
-
-_WITHOUT_INIT = ("convnet", "resnet")  # models whose older records have no `init`
 
 
 @dataclass(frozen=True)
@@ -63,16 +54,10 @@ class RunSpec:
     def config(self) -> dict[str, Any]:
         """All that decides the results, defaults included, as it is recorded."""
         experiment, arm = self.experiment, self.experiment.arms[self.arm]
-        (data, of_data), (protocol, of_protocol) = experiment.data, experiment.protocol
+        kind = experiment.workload.kind
         config = {
-            "data": {
-                "name": data,
-                **with_defaults(DATA_SETS[data], of_data, FROM_CALLER),
-                "validation": experiment.validation,
-                **({} if experiment.normalised else {"normalised": False}),  # records that are older have no such key
-            },
-            "model": {"name": experiment.model[0], **self._model_options()},
-            "protocol": {"name": protocol, **with_defaults(PROTOCOLS[protocol], of_protocol, FROM_RUN)},
+            **({} if kind == "images" else {"kind": kind}),  # records that are older have no such key
+            **experiment.workload.config(),
             "training": self.training.recorded(),
             "measures": [
                 # Records that are older have no `classes`.
@@ -85,88 +70,37 @@ class RunSpec:
         }
         return json.loads(json.dumps(config))  # as it comes back from its file
 
-    def _model_options(self) -> Table:
-        name, options = self.experiment.model
-        taken = with_defaults(MODELS[name], options, FROM_IMAGES)
-        if name in _WITHOUT_INIT and taken["init"] == "default":
-            del taken["init"]
-        return taken
-
     def _method_config(self, name: str, settings: Table) -> dict[str, Any]:
         code = self.experiment.arms[self.arm].code.get(name)
         digest = {"sha256": code.sha256} if code is not None else {}
         return {"name": name, **with_defaults(method_by_name(name, code), settings), **digest}
 
-    def load(self, *, device: torch.device, root: str | Path | None = None) -> ImageData:
-        """The run's data set, without images held out."""
-        data = _loaded(self.experiment.data[0], json.dumps(self.experiment.data[1]), root, device)
-        return data if self.experiment.normalised else data.as_pixels()
+    def load(self, *, device: torch.device, root: str | Path | None = None) -> Any:
+        """The run's data. It raises if they are missing."""
+        return self.experiment.workload.load(device=device, root=root)
 
-    def build(self, *, device: torch.device, root: str | Path | None = None) -> tuple[Learner, Sequence[ImageTask]]:
+    def build(self, *, device: torch.device, root: str | Path | None = None) -> tuple[Learner, Sequence[Task]]:
         """A new learner, and its tasks. Arms of one seed start with the same weights and see the same data in one order.
 
         root: the folder where data sets lie.
         """
-        experiment, training = self.experiment, self.training
-        data = self.load(device=device, root=root)
-        if experiment.validation:
-            data = data.hold_out(experiment.validation, self.seed)
-        protocol, settings = experiment.protocol
-        with _of_table("protocol"):
-            tasks = PROTOCOLS[protocol](data, seed=self.seed, batch=training.batch, **settings)
-        outputs = with_defaults(PROTOCOLS[protocol], settings).get(
-            "classes", data.classes
-        )  # of class pairs, those of a pair
-
-        def made() -> nn.Module:
-            return build_model(experiment.model[0], data.shape, outputs, **experiment.model[1])
-
-        with _of_table("model"), torch.random.fork_rng([]):
-            torch.default_generator.manual_seed(self.seed)
-            model = made()
-        # Convolutions on GPUs are fastest with channels last, which is how batches come.
-        layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
-        model = model.to(device=device, memory_format=layout)  # pyright: ignore[reportCallIssue]
-        tasks = tasks[: self.tasks]
-        self._check(tasks)
-        optimizer = training.make_optimizer(model)
-        return Learner(model, optimizer, methods=self.methods(), build=made, seed=self.seed), tasks
-
-    def _check(self, tasks: Sequence[ImageTask]) -> None:
-        """Raise for what would come to light only when hours have been trained, or never."""
-        metric, tested = self.experiment.metric, list(tasks[0].tests)
-        figures = ["loss", "online_accuracy", *(f"{name}_accuracy" for name in tested)]
-        if metric not in figures:
-            raise OptionError(f"metric = {metric!r}: {nearest(metric, figures)}")
-        for split in (split for measuring in self.experiment.measures for split in measuring.on):
-            if split not in ("train", *tested):
-                raise OptionError(f"[measures] on = [{split!r}]: {nearest(split, ['train', *tested])}")
-        if any(measuring.classes == "new" for measuring in self.experiment.measures) and tasks[0].added("train") is None:
-            raise OptionError(
-                f'[measures] classes = "new": tasks of the protocol {self.experiment.protocol[0]!r} do not add classes to '
-                'those before; set classes = "all", or name = "class_incremental" in [protocol]'
-            )
-        for method in self.methods():
-            name = type(method).__name__
-            if method.from_task >= len(tasks):
-                raise OptionError(f"{name}: from_task = {method.from_task}, and the stream ends with task {len(tasks) - 1}")
-            if len(tasks) == 1 and _acts_at_boundaries_alone(method):
-                raise OptionError(f"{name} acts at boundaries, and a stream of one task has none: take it out of this arm")
+        experiment, methods = self.experiment, self.methods()
+        learner, tasks = experiment.workload.build(
+            seed=self.seed, training=self.training, methods=methods, device=device, root=root, tasks=self.tasks
+        )
+        experiment.workload.check(learner, tasks, experiment.metric, experiment.measures)
+        _check_methods(methods, tasks)
+        return learner, tasks
 
 
-@contextlib.contextmanager
-def _of_table(name: str) -> Iterator[None]:
-    """What is wrong with settings that fit each other only once the data is there: where in the file they stand."""
-    try:
-        yield
-    except ValueError as problem:
-        raise OptionError(f"[{name}] {problem}") from problem
-
-
-@lru_cache(maxsize=1)
-def _loaded(name: str, options: str, root: str | Path | None, device: torch.device) -> ImageData:
-    """A data set on the device, once for all runs that follow each other or train side by side."""
-    return load(name, root, **json.loads(options)).to(device)
+def _check_methods(methods: Sequence[Method], tasks: Sequence[Task]) -> None:
+    """Raise for methods that would never act."""
+    for method in methods:
+        name = type(method).__name__
+        if method.from_task >= len(tasks):
+            raise OptionError(f"{name}: from_task = {method.from_task}, and the stream ends with task {len(tasks) - 1}")
+        if len(tasks) == 1 and _acts_at_boundaries_alone(method):
+            raise OptionError(f"{name} acts at boundaries, and a stream of one task has none: take it out of this arm")
 
 
 def runs_of(experiment: Experiment) -> list[RunSpec]:

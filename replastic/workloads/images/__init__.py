@@ -1,4 +1,4 @@
-"""Data sets, and the protocols that turn them into streams of tasks."""
+"""Data sets of images and of other tensors, and the protocols that turn them into streams of tasks."""
 
 from .data import DATA_SETS as DATA_SETS
 from .data import load as load
@@ -6,5 +6,8 @@ from .protocols import PROTOCOLS as PROTOCOLS
 from .tasks import Examples as Examples
 from .tasks import ImageData as ImageData
 from .tasks import ImageTask as ImageTask
+from .tasks import LabelledTask as LabelledTask
 from .tasks import Split as Split
 from .tasks import image_task as image_task
+from .tensors import TensorData as TensorData
+from .tensors import TensorSplit as TensorSplit

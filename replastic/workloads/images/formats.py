@@ -314,7 +314,10 @@ def _read_npy(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np
             header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = header(file)
             if dtype.kind not in "iu":
-                raise ValueError(f"it holds {dtype}, and images and labels are whole numbers")
+                raise ValueError(
+                    f"it holds {dtype}, and images and labels are whole numbers; load floats with a "
+                    'function of your own, as in [data] name = "mydata.py:load"'
+                )
             size = math.prod(shape) * dtype.itemsize
             _check_promise(path, size, zipped=True)
             content = _exactly(file, size, where)

@@ -13,30 +13,31 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .tasks import Examples, ImageData, ImageTask, Split, examples_of, image_task, shuffled
+from .tasks import DataSet, LabelledTask, shuffled
 
 
 def single(
-    data: ImageData, *, seed: int, batch: int = 256, epochs: int = 200, train_accuracy: bool = False
-) -> list[ImageTask]:
+    data: DataSet, *, seed: int, batch: int = 256, epochs: int = 200, train_accuracy: bool = False
+) -> list[LabelledTask]:
     """One task: all training data. The yardstick of generalisation (Soft Weight Rescaling, tables 1 and 5)."""
-    examples = examples_of(data, data.train)
-    return [image_task("all", examples, _tests(data, examples, train_accuracy), batch=batch, epochs=epochs)]
+    examples = data.examples(data.train)
+    return [data.task("all", examples, _tests(data, examples, train_accuracy), batch=batch, epochs=epochs)]
 
 
 def warm_start(
-    data: ImageData,
+    data: DataSet,
     *,
     seed: int,
     batch: int = 256,
     fraction: float = 0.1,
     epochs: Sequence[int] = (1000, 100),
     train_accuracy: bool = False,
-) -> list[ImageTask]:
+) -> list[LabelledTask]:
     """First a random part of the training data, then all of it, that part included."""
     if not 0 < fraction < 1:
         raise ValueError(f"fraction={fraction}: give the share of the data that is seen first, between 0 and 1")
@@ -46,7 +47,7 @@ def warm_start(
     first = order[: round(fraction * len(order))]
     if not 0 < len(first) < len(order):
         raise ValueError(
-            f"fraction={fraction} of {len(order)} images is {len(first)}: give one that leaves some for both tasks"
+            f"fraction={fraction} of {len(order)} samples is {len(first)}: set one that leaves some for both tasks"
         )
     return [
         _subset_task(data, name, index, batch, passes, train_accuracy)
@@ -55,7 +56,7 @@ def warm_start(
 
 
 def continual(
-    data: ImageData,
+    data: DataSet,
     *,
     seed: int,
     batch: int = 256,
@@ -63,7 +64,7 @@ def continual(
     epochs: int = 100,
     access: str = "full",
     train_accuracy: bool = False,
-) -> list[ImageTask]:
+) -> list[LabelledTask]:
     """The training data arrives in random chunks of equal size, or one more where they do not come out even.
 
     access: "full": each task has all chunks so far; "limited": the newest alone.
@@ -81,7 +82,7 @@ def continual(
 
 
 def class_incremental(
-    data: ImageData,
+    data: DataSet,
     *,
     seed: int,
     batch: int = 256,
@@ -89,7 +90,7 @@ def class_incremental(
     epochs: int = 100,
     masked: bool = False,
     train_accuracy: bool = False,
-) -> list[ImageTask]:
+) -> list[LabelledTask]:
     """Each task adds as many classes as the others, or one more, in random order, and has all data of the classes so far.
 
     "test_accuracy" is on the classes so far, "full_accuracy" on the whole test set.
@@ -97,46 +98,47 @@ def class_incremental(
     masked: outputs of classes that have not come yet count for nothing, as in Incremental CIFAR of L2-ER; False: all outputs
         count from the start, as in FIRE.
     """
+    _check_classes(data, "class_incremental")
     added = _pieces(shuffled(data.classes, seed), phases, "phases")
     _check_present(data, data.train, "train", torch.arange(data.classes))
-    tasks, seen = list[ImageTask](), torch.zeros(data.classes, dtype=torch.bool, device=data.train.labels.device)
+    tasks, seen = list[LabelledTask](), torch.zeros(data.classes, dtype=torch.bool, device=data.train.labels.device)
     for classes in added:
         new = torch.zeros_like(seen)
         new[classes.to(new.device)] = True
         seen = seen | new
         examples = _of_classes(data, data.train, seen)
         tests = {name: _of_classes(data, split, seen) for name, split in _held_out(data).items()}
-        tests |= {"full": examples_of(data, data.test)} | ({"train": examples} if train_accuracy else {})
+        tests |= {"full": data.examples(data.test)} | ({"train": examples} if train_accuracy else {})
         name = f"{int(seen.sum())} classes"
         allowed = seen if masked else None
-        tasks.append(image_task(name, examples, tests, batch=batch, epochs=epochs, allowed=allowed, new=new))
+        tasks.append(data.task(name, examples, tests, batch=batch, epochs=epochs, allowed=allowed, new=new))
     return tasks
 
 
 def permuted_pixels(
-    data: ImageData, *, seed: int, batch: int = 1, tasks: int = 800, epochs: int = 1, train_accuracy: bool = False
-) -> list[ImageTask]:
+    data: DataSet, *, seed: int, batch: int = 1, tasks: int = 800, epochs: int = 1, train_accuracy: bool = False
+) -> list[LabelledTask]:
     """Each task shuffles the pixels of all images, of training and test alike, in an order of its own.
 
-    A pixel of a colour image keeps its colour: its channels move together.
+    A pixel of a colour image keeps its colour: its channels move together. Of samples that are not images, every feature
+    moves by itself.
     """
     _at_least_one(tasks, "tasks")
-    base, tests = examples_of(data, data.train), {n: examples_of(data, s) for n, s in _held_out(data).items()}
+    base, tests = data.examples(data.train), {n: data.examples(s) for n, s in _held_out(data).items()}
     if train_accuracy:
         tests["train"] = base
     stream = []
-    _, height, width = data.shape
-    for number, order in enumerate(_drawn(seed, tasks, height * width)):
+    for number, order in enumerate(_drawn(seed, tasks, data.positions)):
         pixels = order.to(base.labels.device)
         shuffled_tests = {name: replace(test, pixels=pixels) for name, test in tests.items()}
         examples = replace(base, pixels=pixels)
-        stream.append(image_task(f"permutation {number + 1}", examples, shuffled_tests, batch=batch, epochs=epochs))
+        stream.append(data.task(f"permutation {number + 1}", examples, shuffled_tests, batch=batch, epochs=epochs))
     return stream
 
 
 def random_labels(
-    data: ImageData, *, seed: int, batch: int = 256, tasks: int = 40, epochs: int = 10, samples: int | None = None
-) -> list[ImageTask]:
+    data: DataSet, *, seed: int, batch: int = 256, tasks: int = 40, epochs: int = 10, samples: int | None = None
+) -> list[LabelledTask]:
     """Each task gives the same images new random labels: nothing learnt before helps, and all tasks are equally hard.
 
     Tested on what is to be learnt, as "train_accuracy": there is nothing to generalise to.
@@ -144,21 +146,22 @@ def random_labels(
     samples: of the training images, chosen at random; None: all.
     """
     _at_least_one(tasks, "tasks")
+    _check_classes(data, "random_labels")
     available = len(data.train)
     if samples is not None and not (isinstance(samples, int) and 0 < samples <= available):
-        raise ValueError(f"samples={samples}: {data.name} has {available} training images")
+        raise ValueError(f"samples={samples}: {data.name} has {available} training samples")
     draw = torch.Generator().manual_seed(seed)
     index = torch.randperm(available, generator=draw)[:samples]
     stream = []
     for number in range(tasks):
         labels = torch.randint(data.classes, index.shape, generator=draw)
-        examples = examples_of(data, data.train, index, labels)
-        stream.append(image_task(f"labels {number + 1}", examples, {"train": examples}, batch=batch, epochs=epochs))
+        examples = data.examples(data.train, index, labels)
+        stream.append(data.task(f"labels {number + 1}", examples, {"train": examples}, batch=batch, epochs=epochs))
     return stream
 
 
 def class_pairs(
-    data: ImageData,
+    data: DataSet,
     *,
     seed: int,
     batch: int = 100,
@@ -166,13 +169,14 @@ def class_pairs(
     epochs: int = 250,
     classes: int = 2,
     train_accuracy: bool = False,
-) -> list[ImageTask]:
+) -> list[LabelledTask]:
     """Each task tells two classes apart, drawn at random: Continual ImageNet's form. Its model has as many outputs.
 
     Classes are dealt out like cards: none comes again before all have been used. Where the deck does not come out even, what
     is left of it is not dealt.
     """
     _at_least_one(tasks, "tasks")
+    _check_classes(data, "class_pairs")
     if not isinstance(classes, int) or not 2 <= classes <= data.classes:
         raise ValueError(f"classes={classes}: {data.name} has {data.classes}, and a task needs at least 2")
     hands = _dealt(data.classes, classes, tasks, seed)
@@ -184,23 +188,24 @@ def class_pairs(
         tests = {name: _relabelled(data, split, hand) for name, split in _held_out(data).items()}
         tests |= {"train": examples} if train_accuracy else {}
         name = "classes " + ", ".join(map(str, hand.tolist()))
-        stream.append(image_task(name, examples, tests, batch=batch, epochs=epochs))
+        stream.append(data.task(name, examples, tests, batch=batch, epochs=epochs))
     return stream
 
 
 def label_noise(
-    data: ImageData,
+    data: DataSet,
     *,
     seed: int,
     batch: int = 256,
     noise: Sequence[float] = (0.5, 0.0),
     epochs: Sequence[int] = (100, 100),
     train_accuracy: bool = False,
-) -> list[ImageTask]:
+) -> list[LabelledTask]:
     """All training data in each task, with a share of the labels drawn anew at random. Tests are on clean labels.
 
     noise: that share, for each task; the samples with wrong labels in a task are among those of every noisier one.
     """
+    _check_classes(data, "label_noise")
     both = isinstance(noise, Sequence) and isinstance(epochs, Sequence)
     if not both or len(noise) != len(epochs) or not noise or not all(0 <= share <= 1 for share in noise):
         raise ValueError(f"noise={noise!r}, epochs={epochs!r}: give a list of shares in [0, 1] and one of as many numbers")
@@ -212,9 +217,9 @@ def label_noise(
         labels = data.train.labels.cpu().clone()
         wrong = order[: round(share * len(order))]
         labels[wrong] = drawn[wrong]
-        examples = examples_of(data, data.train, labels=labels)
+        examples = data.examples(data.train, labels=labels)
         tests = _tests(data, examples, train_accuracy)
-        stream.append(image_task(f"noise {share:g}", examples, tests, batch=batch, epochs=passes))
+        stream.append(data.task(f"noise {share:g}", examples, tests, batch=batch, epochs=passes))
     return stream
 
 
@@ -231,44 +236,53 @@ PROTOCOLS = {
 }
 
 
-def _held_out(data: ImageData) -> dict[str, Split]:
+def _held_out(data: DataSet) -> dict[str, Any]:
     return {name: split for name, split in data.splits().items() if name != "train"}
 
 
-def _tests(data: ImageData, learnt: Examples, train_accuracy: bool) -> dict[str, Examples]:
-    tests = {name: examples_of(data, split) for name, split in _held_out(data).items()}
+def _tests(data: DataSet, learnt: Any, train_accuracy: bool) -> dict[str, Any]:
+    tests = {name: data.examples(split) for name, split in _held_out(data).items()}
     return tests | ({"train": learnt} if train_accuracy else {})
 
 
 def _subset_task(
-    data: ImageData, name: str, index: Tensor, batch: int, epochs: int, train_accuracy: bool
-) -> ImageTask:  # fmt: skip
-    examples = examples_of(data, data.train, index)
-    return image_task(name, examples, _tests(data, examples, train_accuracy), batch=batch, epochs=epochs)
+    data: DataSet, name: str, index: Tensor, batch: int, epochs: int, train_accuracy: bool
+) -> LabelledTask:  # fmt: skip
+    examples = data.examples(data.train, index)
+    return data.task(name, examples, _tests(data, examples, train_accuracy), batch=batch, epochs=epochs)
 
 
-def _of_classes(data: ImageData, split: Split, wanted: Tensor) -> Examples:
-    return examples_of(data, split, wanted[split.labels].nonzero().flatten())
+def _of_classes(data: DataSet, split: Any, wanted: Tensor) -> Any:
+    return data.examples(split, wanted[split.labels].nonzero().flatten())
 
 
-def _relabelled(data: ImageData, split: Split, hand: Tensor) -> Examples:
+def _relabelled(data: DataSet, split: Any, hand: Tensor) -> Any:
     """The samples of some classes, which are called 0, 1, ... in the order of `hand`."""
     hand = hand.to(split.labels.device)
     place = torch.full((data.classes,), -1, device=hand.device)
     place[hand] = torch.arange(len(hand), device=hand.device)
     labels = place[split.labels]
     index = (labels >= 0).nonzero().flatten()
-    return examples_of(data, split, index, labels[index])
+    return data.examples(split, index, labels[index])
 
 
-def _check_present(data: ImageData, split: Split, name: str, wanted: Tensor) -> None:
+def _check_classes(data: DataSet, protocol: str) -> None:
+    if data.classes is None:
+        kind = f"{data.train.labels.dtype} of shape {tuple(data.train.labels.shape)}"
+        raise ValueError(
+            f"{protocol} needs class numbers, and the targets of {data.name} are {kind}: return int64 targets (samples,), "
+            "or name a protocol that needs none, such as continual"
+        )
+
+
+def _check_present(data: DataSet, split: Any, name: str, wanted: Tensor) -> None:
     """Raise if a class has no samples in a split: a task would seem to be learnt, or tested, that is not."""
     counts = torch.bincount(split.labels, minlength=data.classes)[wanted.to(split.labels.device)]
     absent = wanted[(counts == 0).cpu()].tolist()
     if absent:
         listed = ", ".join(map(str, absent[:5])) + (" and more" if len(absent) > 5 else "")
-        advice = "hold out more images" if name == "validation" else "leave it out, and number the others from 0 on"
-        raise ValueError(f"{data.name} has no {name} images of class {listed}: {advice}")
+        advice = "hold out more samples" if name == "validation" else "leave it out, and number the others from 0 on"
+        raise ValueError(f"{data.name} has no {name} samples of class {listed}: {advice}")
 
 
 def _pieces(order: Tensor, count: int, name: str) -> list[Tensor]:

@@ -7,14 +7,17 @@ if its pixels are shuffled, their order: tasks share the images, and a batch is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from ...learner import IndexedTask
-from ...learner.task import batches_of
+from ...learner import IndexedTask, Samples
+from ...learner.task import batches_of, outputs_of
 from .stacked import stacked_examples
 
 _EVALUATED_AT_ONCE = 1000  # samples: enough to fill a GPU, few enough for a large network's activations
@@ -58,9 +61,72 @@ class Split:
         return Split(self.images.to(device), self.labels.to(device))
 
 
+class LabelledSamples(Samples, Protocol):
+    """Samples and their labels."""
+
+    @property
+    def labels(self) -> Tensor: ...
+
+
+class DataSet(ABC):
+    """What protocols need of a data set: images (`ImageData`), or any other tensors (`TensorData`), in splits.
+
+    classes: how many; None: the labels are not class numbers.
+    """
+
+    name: str
+    train: Any
+    test: Any
+    validation: Any
+    classes: Any
+
+    @property
+    @abstractmethod
+    def positions(self) -> int:
+        """Of how many places in a sample `permuted_pixels` changes the order."""
+
+    @abstractmethod
+    def examples(self, split: Any, index: Tensor | None = None, labels: Tensor | None = None) -> Any:
+        """Some of a split's samples, or all; under their own labels, or others."""
+
+    @abstractmethod
+    def task(
+        self,
+        name: str,
+        examples: Any,
+        tests: Mapping[str, Any],
+        *,
+        batch: int,
+        epochs: int,
+        allowed: Tensor | None = None,
+        new: Tensor | None = None,
+    ) -> LabelledTask:
+        """A task that learns `examples` and is tested on each of `tests`. allowed, new: as in `image_task`."""
+
+    def splits(self) -> dict[str, Any]:
+        """The splits there are, by name."""
+        held_out = {"validation": self.validation} if self.validation is not None else {}
+        return {"train": self.train, **held_out, "test": self.test}
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, **{name: split.to(device) for name, split in self.splits().items()})  # pyright: ignore
+
+    def hold_out(self, samples: int, seed: int) -> Self:
+        """With some of the training samples, chosen at random, set apart for validation."""
+        if self.validation is not None:
+            raise ValueError(
+                f"{self.name} has {len(self.validation)} validation samples already, which would be lost: hold out once"
+            )
+        if not isinstance(samples, int) or not 0 < samples < len(self.train):
+            raise ValueError(f"validation={samples}: {self.name} has {len(self.train)} training samples to hold some out of")
+        order = shuffled(len(self.train), seed).to(self.train.labels.device)
+        held_out, kept = self.train.of(order[:samples]), self.train.of(order[samples:])
+        return replace(self, validation=held_out, train=kept)  # pyright: ignore
+
+
 @dataclass(frozen=True, eq=False)
-class ImageData:
-    """A data set. Mean and standard deviation, by which channels are normalised, are for pixels in [0, 1]."""
+class ImageData(DataSet):
+    """A data set of images. Mean and standard deviation, by which channels are normalised, are for pixels in [0, 1]."""
 
     name: str
     train: Split
@@ -92,34 +158,25 @@ class ImageData:
                 "for a constant one"
             )
 
-    def splits(self) -> dict[str, Split]:
-        """The splits there are, by name."""
-        held_out = {"validation": self.validation} if self.validation is not None else {}
-        return {"train": self.train, **held_out, "test": self.test}
-
     @property
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of an image, as a model sees it."""
         _, height, width, channels = self.train.images.shape
         return channels, height, width
 
-    def to(self, device: torch.device | str) -> ImageData:
-        return replace(self, **{name: split.to(device) for name, split in self.splits().items()})
+    @property
+    def positions(self) -> int:
+        return self.shape[1] * self.shape[2]
 
     def as_pixels(self) -> ImageData:
         """With images that a model sees as they are, from 0 to 1, instead of normalised."""
         return replace(self, mean=(0.0,) * len(self.mean), std=(1.0,) * len(self.std))
 
-    def hold_out(self, samples: int, seed: int) -> ImageData:
-        """With so many training images, chosen at random, set apart for validation."""
-        if self.validation is not None:
-            raise ValueError(
-                f"{self.name} has {len(self.validation)} validation images already, which would be lost: hold out once"
-            )
-        if not isinstance(samples, int) or not 0 < samples < len(self.train):
-            raise ValueError(f"validation={samples}: {self.name} has {len(self.train)} training images to hold some out of")
-        order = shuffled(len(self.train), seed).to(self.train.labels.device)
-        return replace(self, validation=self.train.of(order[:samples]), train=self.train.of(order[samples:]))
+    def examples(self, split: Split, index: Tensor | None = None, labels: Tensor | None = None) -> Examples:
+        return examples_of(self, split, index, labels)
+
+    def task(self, name: str, examples: Examples, tests: Mapping[str, Examples], **settings: Any) -> ImageTask:
+        return image_task(name, examples, tests, **settings)
 
 
 def shuffled(count: int, seed: int) -> Tensor:
@@ -170,21 +227,31 @@ def examples_of(data: ImageData, split: Split, index: Tensor | None = None, labe
 
 
 @dataclass(frozen=True, eq=False)
-class ImageTask(IndexedTask):
-    """A task of images.
+class LabelledTask(IndexedTask):
+    """A task of samples with labels.
 
     new: (classes,), bool: classes that this task has and no earlier one; None: tasks of this protocol do not add classes.
+    figures: the names of what `evaluate` returns.
     """
 
-    samples: Examples = field(kw_only=True)
-    tests: Mapping[str, Examples] = field(kw_only=True)
+    samples: LabelledSamples = field(kw_only=True)
+    tests: Mapping[str, LabelledSamples] = field(kw_only=True)
     new: Tensor | None = field(default=None, kw_only=True)
+    figures: tuple[str, ...] = field(default=(), kw_only=True)
 
     def added(self, split: str) -> Tensor | None:
         if self.new is None:
             return None
         examples = self.samples if split == "train" else self.tests[split]
         return self.new[examples.labels].nonzero().flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTask(LabelledTask):
+    """A task of images."""
+
+    samples: Examples = field(kw_only=True)
+    tests: Mapping[str, Examples] = field(kw_only=True)
 
 
 def image_task(
@@ -202,22 +269,8 @@ def image_task(
     allowed: (classes,), bool: outputs of other classes count for nothing, in training and in tests. None: all count.
     new: as in `ImageTask`.
     """
-    if not len(examples):
-        raise ValueError(f"task {name!r} has no samples to learn")
-    empty = [split for split, tested in tests.items() if not len(tested)]
-    if empty:
-        raise ValueError(f"task {name!r} has no {empty[0]} samples: it learns {len(examples)}, and cannot be tested on any")
-    if not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch={batch!r}: give the samples of a step, a whole number, 1 or more")
-
-    def masked(outputs: Tensor) -> Tensor:
-        if allowed is None:
-            return outputs
-        if outputs.shape[-1] != len(allowed):  # else a single output would be taken for all of them
-            raise ValueError(
-                f"task {name!r}: the model has {outputs.shape[-1]} outputs, and there are {len(allowed)} classes"
-            )
-        return outputs.masked_fill(~allowed, -torch.inf)
+    check_samples(name, examples, tests, batch)
+    masked = masking(name, allowed)
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(masked(outputs), targets)
@@ -230,24 +283,61 @@ def image_task(
 
     return ImageTask(
         name, batches_of(examples, batch), loss, evaluate, epochs=epochs, correct=correct, samples=examples, tests=tests,
-        batch_size=batch, new=new,
+        batch_size=batch, new=new, figures=tuple(f"{split}_accuracy" for split in tests),
     )  # fmt: skip
 
 
+def check_samples(name: str, examples: Samples, tests: Mapping[str, Samples], batch: int) -> None:
+    """Raise if a task has nothing to learn or to be tested on, or batches of no size."""
+    if not len(examples):
+        raise ValueError(f"task {name!r} has no samples to learn")
+    empty = [split for split, tested in tests.items() if not len(tested)]
+    if empty:
+        raise ValueError(f"task {name!r} has no {empty[0]} samples: it learns {len(examples)}, and cannot be tested on any")
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch={batch!r}: set the samples of a step, a whole number, 1 or more")
+
+
+def masking(name: str, allowed: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """A function of outputs that leaves the allowed classes alone to choose from. allowed: as in `image_task`."""
+
+    def masked(outputs: Tensor) -> Tensor:
+        if allowed is None:
+            return outputs
+        if outputs.shape[-1] != len(allowed):  # else a single output would be taken for all of them
+            raise ValueError(
+                f"task {name!r}: the model has {outputs.shape[-1]} outputs, and there are {len(allowed)} classes"
+            )
+        return outputs.masked_fill(~allowed, -torch.inf)
+
+    return masked
+
+
 @torch.no_grad()
-def accuracy(model: nn.Module, examples: Examples, correct: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def accuracy(model: nn.Module, examples: Samples, correct: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The share of correct answers in evaluation mode, as a tensor on the device. Every module keeps the mode it had."""
     if not len(examples):
         raise ValueError("there are no samples to test on")
-    device = examples.labels.device
+    right = torch.zeros((), dtype=torch.int64, device=examples.device)
+    with in_evaluation(model):
+        for inputs, labels in all_batches(examples):
+            right += correct(outputs_of(model, inputs), labels).sum()
+    return right.double() / len(examples)
+
+
+def all_batches(examples: Samples) -> Iterator[tuple[Any, Tensor]]:
+    """All samples in their order, in batches for evaluation."""
+    everything = torch.arange(len(examples), device=examples.device)
+    return (examples.batch(chosen) for chosen in everything.split(_EVALUATED_AT_ONCE))
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; then each of its modules in the mode that it had."""
     modes = [(module, module.training) for module in model.modules()]  # one may have been put in evaluation mode alone
     model.eval()
     try:
-        right = torch.zeros((), dtype=torch.int64, device=device)
-        for chosen in torch.arange(len(examples), device=device).split(_EVALUATED_AT_ONCE):
-            images, labels = examples.batch(chosen)
-            right += correct(model(images), labels).sum()
+        yield
     finally:
         for module, training in modes:
             module.training = training
-    return right.double() / len(examples)

@@ -1,0 +1,107 @@
+"""A workload turns the tables of an experiment's file into things: a learner and its tasks. One kind of data, one workload.
+
+A file names its kind at the top level, as in `kind = "images"`, which is also what a file without one has.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from ..learner import IndexedTask, Learner, Method, Task
+from ..options import OptionError, nearest
+
+if TYPE_CHECKING:
+    from ..train import Training
+    from ..train.measuring import Measuring
+
+WORKLOADS = {"images": "replastic.workloads.images.workload:ImageWorkload"}  # kind: "module:Class"
+
+
+class Workload(ABC):
+    """What a file says of data, model and protocol. A subclass is a frozen dataclass of plain data, which JSON can hold.
+
+    kind: its name in WORKLOADS.
+    tables: the tables of a file that are the workload's own; all of them are required.
+    """
+
+    kind: str
+    tables: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, tables: Mapping[str, Any], folder: Path) -> Self:
+        """Check the workload's tables, and raise OptionError for what cannot be meant. folder: where the file lies."""
+
+    @classmethod
+    def catalogue(cls) -> dict[str, Mapping[str, Callable[..., Any]]]:
+        """All that the workload's tables can name, by kind of thing, for `replastic list`."""
+        return {}
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """All of the workload that decides results, defaults included, as it is recorded."""
+
+    @abstractmethod
+    def load(self, *, device: torch.device, root: str | Path | None = None) -> Any:
+        """The data, on the device. It raises if they are missing. root: the folder where data sets lie."""
+
+    @abstractmethod
+    def build(
+        self,
+        *,
+        seed: int,
+        training: Training,
+        methods: Sequence[Method],
+        device: torch.device,
+        root: str | Path | None = None,
+        tasks: int | None = None,
+    ) -> tuple[Learner, Sequence[Task]]:
+        """A new learner, and its first `tasks` tasks or all. The seed alone decides first weights and the order of data."""
+
+    def figures(self, task: Task, learner: Learner) -> Collection[str]:
+        """Names of the figures that the rows of a task have, any of which may be the metric."""
+        own = task.evaluate(learner.model) if task.evaluate is not None else {}
+        return ["loss", *(["online_accuracy"] if task.correct is not None else []), *own]
+
+    def check(self, learner: Learner, tasks: Sequence[Task], metric: str, measures: Sequence[Measuring]) -> None:
+        """Raise for a metric or a measure that these tasks do not have: it would come to light only after training."""
+        first = tasks[0]
+        figures = self.figures(first, learner)
+        if metric not in figures:
+            raise OptionError(f"metric = {metric!r}: {nearest(metric, figures)}")
+        tested = [*first.tests] if isinstance(first, IndexedTask) else []
+        for split in (split for measuring in measures for split in measuring.on):
+            if split not in ("train", *tested):
+                raise OptionError(f"[measures] on = [{split!r}]: {nearest(split, ['train', *tested])}")
+        adds = isinstance(first, IndexedTask) and first.added("train") is not None
+        if any(measuring.classes == "new" for measuring in measures) and not adds:
+            raise OptionError(
+                f'[measures] classes = "new": the task {first.name!r} does not say which classes it adds to those before; '
+                'set classes = "all", or name = "class_incremental" in [protocol]'
+            )
+
+
+def workload_of_kind(kind: str) -> type[Workload]:
+    """The class of a kind that a file names."""
+    if kind not in WORKLOADS:
+        raise OptionError(f"kind = {kind!r}: {nearest(kind, WORKLOADS)}")
+    module, _, name = WORKLOADS[kind].partition(":")
+    return getattr(import_module(module), name)
+
+
+def on_device(made: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
+    """A model on the device, with first weights that the seed alone decides: the same on every device."""
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(seed)
+        model = made()
+    # Convolutions on GPUs are fastest with channels last, which is how batches of images come. Not those in 3-D.
+    flat = device.type == "cuda" and all(parameter.ndim != 5 for parameter in model.parameters())
+    layout = torch.channels_last if flat else torch.preserve_format
+    return model.to(device=device, memory_format=layout)  # pyright: ignore[reportCallIssue]
