@@ -504,3 +504,16 @@ def test_the_best_point_of_a_loss_is_the_one_with_the_lowest(folder: Path) -> No
     (chosen,) = best(folder / "out").values()
     assert chosen.point["strength"] == min(losses, key=lambda strength: losses[strength])
     assert chosen.score == pytest.approx(min(losses.values()))
+
+
+def test_own_data_and_models_train_in_stacks(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = {}
+    for path in ("eager", "stacked"):
+        training = {"renew_optimizer": True, "optimizer": "sgd", "path": path}
+        experiment = small(folder, seeds=[1, 2], training=training, share_first_task=False)
+        assert {*execute.run(experiment, folder / path, device="cpu").values()} == {"finished"}
+        found[path] = [read(folder / path / arm / f"seed-{seed}").rows for arm in ("base", "FIRE") for seed in (1, 2)]
+    assert "one by one" not in caplog.text
+    assert [rows[-1]["path"] for rows in found["stacked"]] == ["stacked"] * 4
+    for one, other in zip(found["eager"], found["stacked"], strict=True):
+        assert one[-1]["test_loss"] == pytest.approx(other[-1]["test_loss"], rel=1e-4)  # sums in another order
