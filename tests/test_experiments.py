@@ -116,8 +116,12 @@ def one_of_each_grid(experiment: Experiment) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_arm_trains_and_gives_the_figures_it_is_there_for(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_arm_trains_and_gives_the_figures_it_is_there_for(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("replastic.workloads.images.workload.load", stand_in)
+    monkeypatch.setenv("REPLASTIC_DATA", str(tmp_path))
+    (tmp_path / "imagenet32").mkdir()  # continual-imagenet.toml names a folder, which must be there
     experiment = shrunken(file)
     for arm in one_of_each_grid(experiment):
         run = RunSpec(experiment, arm, experiment.seeds[0])
