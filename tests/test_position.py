@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from replastic.cli.progress import _where
-from replastic.record import Record
+from replastic.record import Record, Run
 from replastic.record.following import Following
 from replastic.record.position import Position, lengths_of, position_of
 from replastic.report.accuracy import accuracy
@@ -17,6 +17,7 @@ from replastic.report.gathering import gather, read_trained
 from replastic.report.measured import measured
 from replastic.report.spectra import spectra
 from replastic.report.summary import summarise
+from tests.records import run_of, study_of
 
 OF = 100  # steps in each of three tasks
 
@@ -107,3 +108,27 @@ def test_runs_in_steps_can_be_followed(tmp_path: Path) -> None:
         record.add({"loss": 0.5})
     (own,) = Following([tmp_path / "own"]).runs
     assert (own.position, own.done, _where(own)) == (None, 0.0, "begins")
+
+
+def in_unit(unit: str, of: int, arm: str = "base") -> Run:
+    spectrum = {"hessian_spectrum": {"nodes": [1.0], "weights": [1.0]}}
+    rows = [
+        {**Position(task, at, of, unit).as_row(), "step": task * of + at, "test_accuracy": 0.5, "measures": spectrum}
+        for task in range(3)
+        for at in range(0, of + 1, 20)
+    ]
+    return run_of(arm, 0, rows)
+
+
+@pytest.mark.parametrize("other", [in_unit("steps", 60, "FIRE"), in_unit("epochs", 40, "FIRE")])
+def test_spectra_of_tasks_of_other_lengths_are_frames_of_the_same_moments(other: Run) -> None:
+    (spectrum,) = spectra(study_of(in_unit("steps", 40), other))
+    labels = [label for label, _ in spectrum.frames]
+    assert len(set(labels)) == len(labels)
+    assert {"task 3, step 40", "task 2, right after its boundary"} <= set(labels)
+
+
+def test_a_unit_is_text_whatever_it_is() -> None:
+    unit = "{0.__class__} {x} <b>"
+    titles = [one.title for one in accuracy(study_of(in_unit(unit, 40)), "mean", 0)]
+    assert f"test_accuracy over {unit}" in titles

@@ -11,7 +11,7 @@ from .items import Bar, Bars, Chart
 FEW = 2  # places; these are too few for a curve
 _TITLES: dict[Moment, str] = {
     "end": "{} at the end of each task",
-    "epoch": "{} in each epoch",
+    "epoch": "{} {}",
     "last": "{} in the last task",
     "start": "{} right after each boundary",
 }
@@ -26,7 +26,7 @@ def chart(
     if not found:
         return None
     name, one = figure.removeprefix("measures."), singular(study.unit)
-    title = _TITLES[moment] if one == "epoch" else _TITLES[moment].replace("in each epoch", f"over {study.unit}")
+    over = "in each epoch" if one == "epoch" else f"over {study.unit}"
     notes = [note] if note else []
     notes.append(f"Line: {kind} over seeds; band: 95 % bootstrap interval of each point.")
     smooth = smooth if smooth and can_smooth(found, smooth) else 0
@@ -39,7 +39,7 @@ def chart(
         notes.append("Thinned: not every point is drawn.")
     return Chart(
         f"{name}-{moment}".replace("/", "-").replace("_", "-"),
-        title.format(name) + (", smoothed" if smooth else ""),
+        _TITLES[moment].format(name, over) + (", smoothed" if smooth else ""),
         " ".join(notes),
         section,
         _LABELS[moment].format(one),

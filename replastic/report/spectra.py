@@ -36,7 +36,9 @@ def _spectrum(study: Study, name: str) -> Chart | None:
         for row in run.rows:
             found = row.get("measures", {}).get(name)
             if found and found["nodes"] and np.isfinite([found["nodes"], found["weights"]]).all():
-                taken.setdefault(position_of(row), {}).setdefault(run.arm, []).append(found)
+                place = position_of(row)._replace(of=None)  # arms may have tasks of different lengths, and different units
+                place = place if place.at else place._replace(unit="")
+                taken.setdefault(place, {}).setdefault(run.arm, []).append(found)
     if not taken:
         return None
     moments = sorted(taken)
