@@ -132,3 +132,13 @@ def test_a_unit_is_text_whatever_it_is() -> None:
     unit = "{0.__class__} {x} <b>"
     titles = [one.title for one in accuracy(study_of(in_unit(unit, 40)), "mean", 0)]
     assert f"test_accuracy over {unit}" in titles
+
+
+def test_a_loss_that_is_not_a_number_is_never_the_best() -> None:
+    def point(arm: str, loss: float, metric: str) -> Run:
+        row = {"task": 0, "epoch": 1, metric.replace("test", "validation"): loss}
+        return run_of(arm, 0, [row], about={"metric": metric}, grid={"arm": "grid", "point": {"x": arm}})
+
+    for metric in ("test_loss", "test_accuracy"):
+        (found,) = best_points([point("a", float("nan"), metric), point("b", 0.5, metric)]).values()
+        assert found.arm == "b"

@@ -39,7 +39,7 @@ def best(out: str | Path) -> dict[str, Best]:
     A run's score is the experiment's metric on the held-out samples ("validation_accuracy" for "test_accuracy"), averaged
     over the last five rows of the last task. Larger is better; for losses, smaller is. The test set is never used: a point
     that was chosen on it could not be tested any more. Points are compared on the seeds that have ended in all of them; a
-    point that diverged is worse than all that did not.
+    point that diverged, or whose score is NaN, is worse than all others.
     """
     every = [read_trained(found) for found in find_runs(out)]
     if not every:
@@ -86,8 +86,9 @@ def _best_of(name: str, points: Mapping[str, Mapping[int, Run]], metric: str | N
 
 def _score(run: Run, metric: str | None) -> float:
     figure = _figure(run, metric)
+    worst = math.inf if is_lower_better(figure) else -math.inf
     if run.status == "diverged":
-        return math.inf if is_lower_better(figure) else -math.inf
+        return worst
     last = max(row["task"] for row in run.rows)
     rows = [row for row in run.rows if row["task"] == last and position_of(row).at > 0][-_LAST:]
     if not rows or not all(isinstance(row.get(figure), int | float) for row in rows):
@@ -95,7 +96,8 @@ def _score(run: Run, metric: str | None) -> float:
             f"{run.folder} has no {figure!r}, and points are never chosen on the test set: set [data] validation = 5000 to "
             "hold out training images, and run the sweep into a new folder"
         )
-    return statistics.fmean(row[figure] for row in rows)
+    score = statistics.fmean(row[figure] for row in rows)
+    return worst if math.isnan(score) else score
 
 
 def _figure(run: Run, metric: str | None) -> str:
