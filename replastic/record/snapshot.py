@@ -39,7 +39,7 @@ _DTYPES = {  # their names in safetensors; complex tensors are stored as pairs o
 
 
 def save(folder: str | Path, state: Any, *, note: Mapping[str, Any] | None = None) -> None:
-    """Write `state` to `folder`, replacing a snapshot that is there already.
+    """Write `state` to `folder`, which must not exist.
 
     state: dicts (keys: str or int), lists and tuples of tensors, None, bool, int, float and str. A tensor that occurs twice
         is stored once, and is one tensor again when loaded; views that overlap in part become independent. Values, dtypes
@@ -47,17 +47,18 @@ def save(folder: str | Path, state: Any, *, note: Mapping[str, Any] | None = Non
     note: a second state of the same kind, for code that manages snapshots.
     """
     folder = Path(folder)
-    _check_replaceable(folder)
+    if folder.exists():
+        raise FileExistsError(errno.EEXIST, "it exists already and is not overwritten: save to a new folder", str(folder))
     tensors = _Tensors()
     content = {"format": _FORMAT, "note": tensors.pack(note, "note"), "state": tensors.pack(state, "state")}
     part = part_of(folder)
     try:
-        with explained(f"the snapshot {folder} was not written, and what was there before is unchanged"):
+        with explained(f"the snapshot {folder} was not written"):
             part.mkdir(parents=True)
             content["tensors"] = _write_tensors(part / _TENSORS, tensors.by_name)
             write_synced(part / _STATE, [_text({**content, "sha256": _digest(content)}).encode()])
             sync_folder(part)
-            _put_in_place(part, folder)
+            part.rename(folder)
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)  # still there only if something went wrong
@@ -71,8 +72,6 @@ def load(folder: str | Path) -> Any:
 def load_with_note(folder: str | Path) -> tuple[Any, Any]:
     """Load state and note."""
     folder = Path(folder)
-    if not folder.exists() and _aside(folder).exists():  # killed while the new snapshot replaced the old one
-        folder = _aside(folder)
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no snapshot: pass the folder of one", str(folder))
     content = _read_state(folder / _STATE)
@@ -91,31 +90,6 @@ def discard(folder: Path) -> None:
     part = part_of(folder)
     folder.rename(part)
     shutil.rmtree(part, ignore_errors=True)  # what remains has a name that `clean` deletes
-
-
-def _check_replaceable(folder: Path) -> None:
-    """Raise if anything but a snapshot would be replaced."""
-    if folder.exists() and not (folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {_TENSORS, _STATE}):
-        raise FileExistsError(errno.EEXIST, "not a snapshot, so it is not replaced: save to another folder", str(folder))
-
-
-def _put_in_place(part: Path, folder: Path) -> None:
-    """Rename `part` to `folder`. No system call replaces a full folder, so the old one is renamed first."""
-    aside, replaced = _aside(folder), folder.exists()
-    if replaced:
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-    try:
-        part.rename(folder)
-    except OSError:
-        if replaced:
-            aside.rename(folder)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.previous")
 
 
 # state.json
