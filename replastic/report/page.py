@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,18 +38,18 @@ def page(contents: Contents, files: Files) -> str:
     stands at the top.
     """
     jinja2 = needed("jinja2", "report", "a report")
-    safe = needed("markupsafe", "report", "a report").Markup
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value if isinstance(value, safe) or not isinstance(value, str) else visible(value),
+        finalize=lambda value: visible(value) if type(value) is str else value,  # HTML is of another type
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     inks, several = _Inks(), len(contents.chapters) > 1
     chapters = [
-        _chapter(chapter, f"chapter-{number}", files.get(chapter.name, ()), inks, several=several, safe=safe)
+        _chapter(chapter, f"chapter-{number}", files.get(chapter.name, ()), inks, several=several)
         for number, chapter in enumerate(contents.chapters, 1)
     ]
     css, theme, script = _read("page.css") + inks.css(), _read("page_theme.js"), "\n".join(map(_read, _SCRIPTS))
@@ -64,10 +63,10 @@ def page(contents: Contents, files: Files) -> str:
             for name, found in named.items()
         ],
         generator=GENERATOR,
-        policy=safe(_policy(css, theme, script)),
-        css=safe(css),
-        theme=safe(theme),
-        script=safe(script),
+        policy=_policy(css, theme, script),
+        css=css,
+        theme=theme,
+        script=script,
     )
 
 
@@ -86,10 +85,8 @@ class _Inks:
         return f"{light}@media screen{{\n{dark}}}\n"
 
 
-def _chapter(
-    chapter: Chapter, name: str, files: Sequence[tuple[str, str]], inks: _Inks, *, several: bool, safe: Any
-) -> dict[str, Any]:
-    """What the template shows of a chapter. safe: marks text that is HTML already."""
+def _chapter(chapter: Chapter, name: str, files: Sequence[tuple[str, str]], inks: _Inks, *, several: bool) -> dict[str, Any]:
+    """What the template shows of a chapter."""
     styles = [style(number, baseline=arm.baseline) for number, arm in enumerate(chapter.arms)]
     arms = [
         {
@@ -103,15 +100,15 @@ def _chapter(
         }
         for arm, of in zip(chapter.arms, styles, strict=True)
     ]
-    view = _Items({arm.name: number for number, arm in enumerate(chapter.arms)}, styles, inks, safe)
+    view = _Items({arm.name: number for number, arm in enumerate(chapter.arms)}, styles, inks)
     files_of = _files_by_item(chapter, files)
     sections: dict[str, list[dict[str, Any]]] = {}
     for item in chapter.items:
         if not isinstance(item, Table) or item.shown:
             about = {"name": item.name, "title": item.title, "note": item.note, "links": files_of.get(item.name, [])}
             sections.setdefault(item.section, []).append({**about, **view(item)})
-    links = [(f"#{name}", chapter.name, safe(' class="to"'))] if several else []
-    links += [(f"#{name}-{number}", section, "") for number, section in enumerate(sections, 1) if section]
+    links = [(f"#{name}", chapter.name)] if several else []
+    links += [(f"#{name}-{number}", section) for number, section in enumerate(sections, 1) if section]
     return {
         "id": name,
         "name": chapter.name,
@@ -144,8 +141,8 @@ def _files_by_item(chapter: Chapter, files: Sequence[tuple[str, str]]) -> dict[s
 class _Items:
     """Makes what the template shows of a chapter's items. numbers: of its arms, by name."""
 
-    def __init__(self, numbers: Mapping[str, int], styles: Sequence[Style], inks: _Inks, safe: Any) -> None:
-        self._numbers, self._styles, self._inks, self._safe = numbers, styles, inks, safe
+    def __init__(self, numbers: Mapping[str, int], styles: Sequence[Style], inks: _Inks) -> None:
+        self._numbers, self._styles, self._inks = numbers, styles, inks
 
     def __call__(self, item: Chart | Bars | Table) -> dict[str, Any]:
         if isinstance(item, Table):
@@ -154,7 +151,7 @@ class _Items:
         if isinstance(item, Chart):  # with keys, a chart's cursor says what it has
             return {"kind": "chart", "label": label, **self._chart(item)}
         label = " ".join([label, *(f"{bar.arm}: {bar.value:.4g}." for bar in item.bars)])
-        return {"kind": "bars", "label": label, "legend": [], "frames": [], "data": self._json(self._bars(item))}
+        return {"kind": "bars", "label": label, "legend": [], "frames": [], "data": self._bars(item)}
 
     def _chart(self, chart: Chart) -> dict[str, Any]:
         """Its numbers, and a legend of the lines that do not belong to an arm."""
@@ -177,7 +174,7 @@ class _Items:
         }
         data["grids"] = [list(grid) for grid in grids]
         legend = [{**_look(of, self._inks), "label": label} for label, of in styles.items()]
-        return {"data": self._json(data), "legend": legend, "frames": data["labels"]}
+        return {"data": data, "legend": legend, "frames": data["labels"]}
 
     def _line(self, line: Line, styles: Mapping[str, Style], grids: dict[tuple[Any, ...], int]) -> dict[str, Any]:
         number = self._numbers.get(line.arm, -1)
@@ -213,25 +210,15 @@ class _Items:
         }
 
     def _table(self, table: Table) -> dict[str, Any]:
-        number = self._safe(' class="number"')
-        kinds = ["" if digits is None else number for digits in table.digits]
         of_arms = bool(table.columns) and table.columns[0].lower() == "arm"
         rows = [
             (
                 self._numbers.get(row[0]) if of_arms else None,
-                [
-                    (kind + self._safe(_sorted_as(value)), *_cell(value, digits))
-                    for value, digits, kind in zip(row, table.digits, kinds, strict=True)
-                ],
+                [(_sorted_as(value), *_cell(value, digits)) for value, digits in zip(row, table.digits, strict=True)],
             )
             for row in table.rows
         ]
-        return {"kind": "table", "columns": list(zip(table.columns, kinds, strict=True)), "rows": rows}
-
-    def _json(self, value: Any) -> Any:
-        """Text in which no parser of HTML sees a tag. Everything that is not ASCII is escaped, line separators included."""
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-        return self._safe(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+        return {"kind": "table", "columns": table.columns, "digits": table.digits, "rows": rows}
 
 
 def _look(of: Style, inks: _Inks) -> dict[str, str]:
@@ -252,8 +239,8 @@ def _cell(value: Any, digits: int | None) -> tuple[str | None, str]:
     return None, shown.replace("-", "−")
 
 
-def _sorted_as(value: Any) -> str:
-    return f' data-value="{value}"' if _is_number(value) and math.isfinite(value) else ""
+def _sorted_as(value: Any) -> Any:
+    return value if _is_number(value) and math.isfinite(value) else None
 
 
 def _is_number(value: Any) -> bool:
