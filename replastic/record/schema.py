@@ -12,8 +12,7 @@ from typing import Any
 ENDINGS = ("finished", "diverged", "failed")
 _DEEPEST = 100  # levels of nested lists and tables; Python's own functions fail at about 1000
 _DIGITS = 300  # of an integer; one with 309 digits is larger than any float
-_MANY_DIGITS = re.compile(rf"\d{{{_DIGITS + 1}}}")
-_MANY_DIGITS_IN_BYTES = re.compile(_MANY_DIGITS.pattern.encode())
+_MANY_DIGITS = re.compile(rb"\d{%d}" % (_DIGITS + 1))
 _MOST_TASKS = 10**7
 _MOST = 10**15  # epochs, steps, lines, bytes; a float still counts these exactly
 
@@ -44,7 +43,6 @@ ANYTHING = _Is("anything", lambda value: True)
 _NULL = _Is("null", lambda value: value is None)
 TEXT = _Is("a text", lambda value: isinstance(value, str))
 _INTEGER = _Is("an integer", lambda value: type(value) is int)
-_NUMBER = _Is("a number", _is_number)
 _FIGURE = _Is("a number or null", lambda value: value is None or _is_number(value))
 _SECONDS = _Is("a number of seconds", lambda value: _is_number(value) and 0 <= value < math.inf)
 _COUNT = _whole(_MOST)
@@ -102,12 +100,10 @@ SNAPSHOT = {
 Kind = Any
 
 
-def parsed(text: bytes | str, kind: Kind) -> Any:
+def parsed(text: bytes, kind: Kind) -> Any:
     """Parse JSON; ValueError says what is wrong if the value is not of this kind, too deeply nested or too large."""
-    many = _MANY_DIGITS.search(text) if isinstance(text, str) else _MANY_DIGITS_IN_BYTES.search(text)
-    value = loaded(text, parse_int=_int) if many else loaded(text)
-    marks = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
-    if sum(map(text.count, marks)) > _DEEPEST and _is_deep(value, _DEEPEST):  # pyright: ignore[reportArgumentType]
+    value = loaded(text, parse_int=_int) if _MANY_DIGITS.search(text) else loaded(text)
+    if text.count(b"[") + text.count(b"{") > _DEEPEST and _is_deep(value, _DEEPEST):
         raise ValueError(f"lists or tables are nested more than {_DEEPEST} levels deep")
     check(value, kind)
     return value
@@ -117,13 +113,13 @@ def written(value: Any, kind: Kind, what: str) -> str:
     """JSON that can be read back; ValueError, which names `what`, if the value is not of this kind."""
     text = json.dumps(value)
     try:
-        parsed(text, kind)
+        parsed(text.encode(), kind)
     except ValueError as error:
         raise ValueError(f"{what} was not written: {error}") from error
     return text
 
 
-def loaded(text: bytes | str, **options: Any) -> Any:
+def loaded(text: bytes, **options: Any) -> Any:
     """Parse JSON without checking the value."""
     try:
         return json.loads(text, **options)
