@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..record import Run
 from ..record.position import position_of
 from .charts import FEW, chart, chart_or_bars
-from .curves import Moment
+from .curves import Moment, within_tasks
 from .ends import task_ends
 from .estimates import Centre
 from .gathering import Study
@@ -36,16 +36,13 @@ def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) 
     """Over tasks if there are several; within tasks if they were tested more than once; of two, also the last alone."""
     tasks = max((row["task"] + 1 for run in study.runs for row in run.rows[-1:]), default=0)
     moments: list[Moment] = ["end"] if tasks > FEW else []
-    if not moments or _is_tested_often(study, figure, tasks):
+    often = within_tasks(study, figure)
+    if not moments or often:
         moments.append("epoch")
-    if tasks == FEW and _is_tested_often(study, figure, tasks):
+    if tasks == FEW and often:
         moments.append("last")
     found = (chart(study, figure, moment, section, kind, smooth=smooth) for moment in moments)
     return [one for one in found if one is not None]
-
-
-def _is_tested_often(study: Study, figure: str, tasks: int) -> bool:
-    return any(sum(figure in row for row in run.rows if position_of(row).at > 0) > tasks for run in study.runs)
 
 
 def after_boundaries(study: Study, kind: Centre) -> list[Chart | Bars | Table]:

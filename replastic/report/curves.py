@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -71,6 +71,16 @@ def points_of(run: Run, figure: str, moment: Moment) -> Iterator[tuple[int, floa
 def _is_whole(run: Run, task: int, at: int) -> bool:
     """Whether the last task of a run was trained to its end, even if the run was not."""
     return run.status == "finished" or at in lengths_of(run.about)[task : task + 1]
+
+
+def within_tasks(study: Study, figure: str) -> bool:
+    """Whether a figure was also taken before the last row of a task."""
+    get = of_row(figure)
+    return any(
+        position_of(row).at > 0 and row["task"] == after["task"] and get(row) is not None
+        for run in study.runs
+        for row, after in pairwise(run.rows)
+    )
 
 
 def boundaries(study: Study) -> list[int]:

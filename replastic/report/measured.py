@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
 from ..extras import needed
 from ..record import Run
-from ..record.position import position_of
 from .charts import chart_or_bars
-from .curves import Moment, points_of
+from .curves import Moment, points_of, within_tasks
 from .estimates import Centre
 from .gathering import Study
 from .items import Bars, Chart, Table
@@ -26,7 +24,7 @@ def measured(study: Study, kind: Centre, smooth: int) -> list[Chart | Bars | Tab
     items: list[Chart | Bars | Table] = []
     names = whole_model({name for run in study.runs for row in run.rows for name in row.get("measures", ())})
     for name in sorted(names):
-        moments: Sequence[Moment] = ("start", "epoch" if _within_tasks(study, name) else "end")
+        moments: Sequence[Moment] = ("start", "epoch" if within_tasks(study, f"measures.{name}") else "end")
         made = (chart_or_bars(study, f"measures.{name}", moment, _SECTION, kind, smooth=smooth) for moment in moments)
         items += filter(None, made)
     if items:
@@ -48,15 +46,6 @@ def whole_model(names: Iterable[str]) -> list[str]:
     parents = {name: {name[:at] for at, letter in enumerate(name) if letter == "/"} for name in names}
     apart = ("hessian_spectrum", "loss_slice", "not_measured")
     return sorted(name for name in names if not parents[name] & names and not name.endswith(apart))
-
-
-def _within_tasks(study: Study, name: str) -> bool:
-    """Whether it was also taken before the last row of a task."""
-    return any(
-        position_of(row).at > 0 and row["task"] == after["task"] and name in row.get("measures", ())
-        for run in study.runs
-        for row, after in pairwise(run.rows)
-    )
 
 
 def _correlations(study: Study, names: Sequence[str]) -> list[Table]:
