@@ -221,7 +221,7 @@ def test_a_phone_has_no_page_to_scroll_sideways(browser: Any, tmp_path: Path) ->
     given = small((long, HOSTILE[-2], "ReDo")).chapters[0]
     chapter = Chapter(long, long, long, given.arms, given.items, [long], [(long, long)])
     contents = Contents(long, [chapter, chapter], [(long, long)], [long])
-    path.write_text(page(contents, {long: [(f"{long}/accuracy.svg", long)]}), encoding="utf-8")
+    path.write_text(page(contents, {long: [(f"{long}/accuracy.svg", long, "accuracy")]}), encoding="utf-8")
     with Seen(browser, path, viewport={"width": 390, "height": 844}, has_touch=True) as seen:
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         chart = seen.find("[data-name=accuracy] .plot").first

@@ -61,7 +61,7 @@ def small(names: tuple[str, ...] = ("train on", "FIRE", "ReDo")) -> Contents:
     return Contents("A report", [chapter], [("Made", "today"), ("With", "replastic")], ["runs/7: no run.json"])
 
 
-FILES = {"labels": [("figures/accuracy.svg", "as a drawing"), ("tables/a b#1.csv", "numbers")]}
+FILES = {"labels": [("figures/accuracy.svg", "as a drawing", "accuracy"), ("tables/a b#1.csv", "numbers", "")]}
 
 
 class Reader(HTMLParser):
@@ -122,7 +122,7 @@ def test_names_stay_text_whatever_they_are(name: str) -> None:
     contents = small((name, f"{name} 2", "ReDo"))
     chapter = contents.chapters[0]
     chapter = Chapter(name, name, name, chapter.arms, chapter.items, [name], [(name, name)])
-    read = Reader(page(Contents(name, [chapter, chapter], [(name, name)], [name]), {name: [(name, name)]}))
+    read = Reader(page(Contents(name, [chapter, chapter], [(name, name)], [name]), {name: [(name, name, "")]}))
     safe = Reader(page(small(), FILES))
     assert {tag for tag, _ in read.tags} == {tag for tag, _ in safe.tags}
     assert {key for _, attrs in read.tags for key in attrs} == {key for _, attrs in safe.tags for key in attrs}
@@ -153,7 +153,7 @@ def test_nothing_is_loaded_and_nothing_else_may_run() -> None:
             assert re.match(r"#chapter-|\./", attrs["href"] or "")
     links = {"javascript:alert(1)": "./javascript%3Aalert%281%29", "//host/a": ".///host/a", "a b#1": "./a%20b%231"}
     for path, link in links.items():
-        assert f'href="{link}"' in page(small(), {"labels": [(path, "")]})
+        assert f'href="{link}"' in page(small(), {"labels": [(path, "", "")]})
 
 
 def test_what_is_not_finite_is_null_and_numbers_are_short() -> None:
@@ -182,7 +182,9 @@ def test_files_are_linked_at_their_figures_and_at_the_end() -> None:
     assert '<span class="links"><a href="./figures/accuracy.svg">svg</a></span>' in text
     assert '<li><a href="./tables/a%20b%231.csv">tables/a b#1.csv</a> numbers</li>' in text
     charts = [Chart(name, name, "", "S", "x", "y") for name in ("rank", "effective-rank")]
-    text = page(Contents("t", [Chapter("c", "", "", [], charts)]), {"c": [("labels-effective-rank.png", "")]})
+    text = page(
+        Contents("t", [Chapter("c", "", "", [], charts)]), {"c": [("labels-effective-rank.png", "", "effective-rank")]}
+    )
     assert text.count('<span class="links">') == 1
     assert '<figure class="chart" data-name="rank">' in text.partition('<span class="links">')[0]
     assert "<h4>effective-rank</h4>" in text.partition('<span class="links">')[0]

@@ -28,14 +28,13 @@ GENERATOR = "replastic report"
 _NOTHING = "–"
 _Y_DIGITS, _X_DIGITS = 5, 9  # more than can be seen; steps and examples stay whole
 
-Files = Mapping[str, Sequence[tuple[str, str]]]
+Files = Mapping[str, Sequence[tuple[str, str, str]]]
 
 
 def page(contents: Contents, files: Files) -> str:
-    """The document. files: for each chapter, the paths of its files, relative to the page, and what each one is.
+    """The document. The first pair of contents.made stands at the top.
 
-    A file that is named as an item is, or something-item, is also linked below that item. The first pair of contents.made
-    stands at the top.
+    files: for each chapter, the paths of its files relative to the page, what each one is, and the item that links it.
     """
     jinja2 = needed("jinja2", "report", "a report")
     environment = jinja2.Environment(
@@ -59,7 +58,7 @@ def page(contents: Contents, files: Files) -> str:
         chapters=chapters,
         navigation=[chapter["navigation"] for chapter in chapters if chapter["navigation"]],
         files=[
-            (name if len(named) > 1 or several else "", [(_link(path), path, what) for path, what in found])
+            (name if len(named) > 1 or several else "", [(_link(path), path, what) for path, what, _ in found])
             for name, found in named.items()
         ],
         generator=GENERATOR,
@@ -85,7 +84,9 @@ class _Inks:
         return f"{light}@media screen{{\n{dark}}}\n"
 
 
-def _chapter(chapter: Chapter, name: str, files: Sequence[tuple[str, str]], inks: _Inks, *, several: bool) -> dict[str, Any]:
+def _chapter(
+    chapter: Chapter, name: str, files: Sequence[tuple[str, str, str]], inks: _Inks, *, several: bool
+) -> dict[str, Any]:
     """What the template shows of a chapter."""
     styles = [style(number, baseline=arm.baseline) for number, arm in enumerate(chapter.arms)]
     arms = [
@@ -101,11 +102,11 @@ def _chapter(chapter: Chapter, name: str, files: Sequence[tuple[str, str]], inks
         for arm, of in zip(chapter.arms, styles, strict=True)
     ]
     view = _Items({arm.name: number for number, arm in enumerate(chapter.arms)}, styles, inks)
-    files_of = _files_by_item(chapter, files)
     sections: dict[str, list[dict[str, Any]]] = {}
     for item in chapter.items:
         if not isinstance(item, Table) or item.shown:
-            about = {"name": item.name, "title": item.title, "note": item.note, "links": files_of.get(item.name, [])}
+            links = [(_link(path), PurePosixPath(path).suffix[1:]) for path, _, of in files if of == item.name]
+            about = {"name": item.name, "title": item.title, "note": item.note, "links": links}
             sections.setdefault(item.section, []).append({**about, **view(item)})
     links = [(f"#{name}", chapter.name)] if several else []
     links += [(f"#{name}-{number}", section) for number, section in enumerate(sections, 1) if section]
@@ -125,17 +126,6 @@ def _chapter(chapter: Chapter, name: str, files: Sequence[tuple[str, str]], inks
 def _columns(items: Sequence[Mapping[str, Any]]) -> int:
     drawn = sum(item["kind"] != "table" for item in items)
     return drawn if drawn < 3 else 2 if drawn == 4 else 3
-
-
-def _files_by_item(chapter: Chapter, files: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """By an item's name, the addresses and kinds of its files."""
-    names = sorted((item.name for item in chapter.items), key=len, reverse=True)
-    found: dict[str, list[tuple[str, str]]] = {}
-    for path, _ in files:
-        stem = f"-{PurePosixPath(path).stem}"
-        item = next((name for name in names if stem.endswith(f"-{name}")), "")
-        found.setdefault(item, []).append((_link(path), PurePosixPath(path).suffix[1:]))
-    return found
 
 
 class _Items:

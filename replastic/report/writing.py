@@ -74,7 +74,7 @@ def report(
         ("By", shlex.join(command())),
     ]
     path = place / "index.html"
-    _clear_old_files(path, {place / file for several in files.values() for file, _ in several})
+    _clear_old_files(path, {place / file for several in files.values() for file, *_ in several})
     write_whole(path, page(Contents(title, chapters, made, problems), files).encode())
     return Written(path, [f"{one.name}: {one.says}" for one in chapters], problems)
 
@@ -99,13 +99,13 @@ def _named(one: Chapter) -> Chapter:
     return replace(one, items=[replace(item, name=names[id(item)]) for item in one.items])
 
 
-def _write_files(one: Chapter, place: Path, prefix: str) -> list[tuple[str, str]]:
-    """Write the figures and tables of an experiment; returns their paths relative to the page, and what they are."""
+def _write_files(one: Chapter, place: Path, prefix: str) -> list[tuple[str, str, str]]:
+    """Write the figures and tables of an experiment; returns their paths relative to the page, titles and items' names."""
     files = []
     for item in one.items:
         named = replace(item, name=prefix + item.name)
         paths = [write(named, place / "tables")] if isinstance(named, Table) else draw(named, one.arms, place / "figures")
-        files += [(path.relative_to(place).as_posix(), item.title) for path in paths]
+        files += [(path.relative_to(place).as_posix(), item.title, item.name) for path in paths]
     return files
 
 
