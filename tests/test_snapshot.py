@@ -40,7 +40,7 @@ def same(a: Any, b: Any) -> bool:
 
 def back(folder: Path, state: Any) -> Any:
     snapshot.save(folder, state)
-    return snapshot.load(folder)
+    return snapshot.load(folder)[0]
 
 
 PLAIN = {
@@ -289,14 +289,14 @@ def test_files_of_two_snapshots_do_not_mix(tmp_path: Path) -> None:
 
 def test_a_note_comes_back_beside_the_state(tmp_path: Path) -> None:
     snapshot.save(tmp_path / "s", {"a": 1}, note={"rows": 3})
-    assert snapshot.load_with_note(tmp_path / "s") == ({"a": 1}, {"rows": 3})
+    assert snapshot.load(tmp_path / "s") == ({"a": 1}, {"rows": 3})
 
 
 def test_nothing_that_exists_is_replaced(tmp_path: Path) -> None:
     assert back(tmp_path / "s", {"a": 1}) == {"a": 1}
     with pytest.raises(FileExistsError, match="new folder"):
         snapshot.save(tmp_path / "s", {"a": 2})
-    assert snapshot.load(tmp_path / "s") == {"a": 1}
+    assert snapshot.load(tmp_path / "s")[0] == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="new folder"):
@@ -351,7 +351,7 @@ def test_strides_come_back_also_where_they_mean_nothing(shape: tuple[int, ...], 
     plain = torch.randn(shape)
     last = plain.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if plain.ndim == 4 else plain.T.contiguous().T
     snapshot.save(tmp_path / "it", {"plain": plain, "last": last, "odd": torch.randn(6, 4)[::2]})
-    loaded = snapshot.load(tmp_path / "it")
+    loaded = snapshot.load(tmp_path / "it")[0]
     for name, tensor in {"plain": plain, "last": last}.items():
         assert torch.equal(loaded[name], tensor)
         assert loaded[name].stride() == tensor.stride()

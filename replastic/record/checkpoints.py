@@ -16,7 +16,7 @@ def load_newest(there: list[Path]) -> tuple[Any, dict[str, Any]]:
 
     newest = there[-1]
     try:
-        state, note = snapshot.load_with_note(newest)
+        state, note = snapshot.load(newest)
         check(note, NOTE, "its note")
         return state, note
     except ValueError as error:

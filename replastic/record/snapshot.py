@@ -64,13 +64,8 @@ def save(folder: str | Path, state: Any, *, note: Mapping[str, Any] | None = Non
         shutil.rmtree(part, ignore_errors=True)  # still there only if something went wrong
 
 
-def load(folder: str | Path) -> Any:
-    """Load the saved state, on the CPU; ValueError if a file is damaged."""
-    return load_with_note(folder)[0]
-
-
-def load_with_note(folder: str | Path) -> tuple[Any, Any]:
-    """Load state and note."""
+def load(folder: str | Path) -> tuple[Any, Any]:
+    """Load the saved state, on the CPU, and the note; ValueError if a file is damaged."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no snapshot: pass the folder of one", str(folder))
