@@ -159,6 +159,7 @@ def test_a_checkpoint_that_was_forged_fails_with_its_name_and_the_run_goes_on_wi
     newest = sorted((tmp_path / spec.folder / "checkpoints").iterdir())[-1]
     state, note = snapshot.load(newest)
     forge(state)
+    snapshot.discard(newest)
     snapshot.save(newest, state, note=note)
     assert finished(tmp_path, experiment()) == {"base/seed-0": "failed"}
     last = read(tmp_path / spec.folder).reason.splitlines()[-1]
