@@ -169,9 +169,8 @@ def _check_finite(checkpoint: Checkpoint, chosen: Collection[Stored], faults: Fa
     names = [name for name in faults.not_finite if checkpoint.tensors[name] in chosen]
     if names:
         raise CheckpointError(
-            f"{checkpoint.path}: {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}: NaN or infinite entries, "
-            "which have no nearest isometry. Nothing was written. Use an earlier checkpoint, or exclude these with where "
-            "(--where on the command line)"
+            f"{checkpoint.path}: {some(names)}: NaN or infinite entries, which have no nearest isometry. Nothing was "
+            "written. Use an earlier checkpoint, or exclude these with where (--where on the command line)"
         )
     return tuple(faults.not_finite)
 
