@@ -69,20 +69,20 @@ class Record(AbstractContextManager["Record"]):
             raise TypeError(f"seed={seed!r}, arm={arm!r}: pass an integer and a name")
         said = {**given, "about": plain({**(about or {})}, "about")}
         written({"format": FORMAT, **said, "provenance": {}}, RUN, "run.json")
-        _is_run(folder, given)  # before anything is touched
+        _started(folder, given)  # before anything is touched
         with explained(f"the run {folder} was not opened"):
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder / "lock")
         try:
-            started = _is_run(folder, given)  # again: another process may have made it before we had the lock
+            there = _started(folder, given)  # again: another process may have made it before we had the lock
             clean(folder)
             clean(folder / "checkpoints")
-            if not started:
+            if there is None:
                 when = datetime.now(UTC).isoformat(timespec="seconds")
                 write_json(folder / "run.json", {"format": FORMAT, **said, "started": when, "provenance": provenance()})
-            elif about is not None and (there := read_run(folder))["about"] != said["about"]:
+            elif about is not None and there["about"] != said["about"]:
                 write_json(folder / "run.json", {**there, "about": said["about"]})
-            status = read_end(folder)["status"] if started else "new"
+            status = "new" if there is None else read_end(folder)["status"]
             with explained(f"the run {folder} was not opened"):
                 record = cls(folder, lock, status)
                 sync_folder(folder)
@@ -214,18 +214,18 @@ class Record(AbstractContextManager["Record"]):
 def status_of(folder: str | Path, *, config: Mapping[str, Any], seed: int, arm: str) -> str:
     """The status of a run that may exist already, without opening it; ValueError if the folder holds something else."""
     given = {"config": plain({**config}, "config"), "arm": arm, "seed": seed}
-    return read_end(Path(folder))["status"] if _is_run(Path(folder), given) else "new"
+    return "new" if _started(Path(folder), given) is None else read_end(Path(folder))["status"]
 
 
-def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
-    """Whether this run was started in the folder; ValueError if something else is there."""
+def _started(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The content of run.json if this run was started in the folder; ValueError if something else is there."""
     refuse_packed(folder)
     if not (folder / "run.json").exists():
         ours = re.compile(r"lock|\..*\.part")  # left by a process that was killed before it wrote run.json
         others = sorted(path.name for path in folder.glob("*") if not ours.fullmatch(path.name))
         if others:
             raise ValueError(f"{folder} is not a run folder (it contains {others[0]}): pass an empty or new --out")
-        return False
+        return None
     there = read_run(folder)
     old, new = (dict(leaf for key in given for leaf in leaves(of[key], key)) for of in (there, given))
     for key in [*old, *new]:
@@ -234,4 +234,4 @@ def _is_run(folder: Path, given: Mapping[str, Any]) -> bool:
                 f"{folder} holds another run: {key} is {old.get(key, 'missing')} there and {new.get(key, 'missing')} here. "
                 "To run this one too, pass another --out; to continue that one, use the settings it was started with"
             )
-    return True
+    return there
