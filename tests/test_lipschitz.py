@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from replastic.measures import NotMeasurable, Probe
 from replastic.measures.lipschitz import lipschitz_bound, product_of_spectral_norms
@@ -396,6 +397,7 @@ class Scaled(nn.Linear):
         (Gate(), "mul: .* product of two values that both depend on the input"),
         (Branch(), "torch.fx .* Branch"),
         (Scaled(4, 4), r"\(Scaled\): its class overrides forward"),
+        (weight_norm(Scaled(4, 4)), r"\(ParametrizedScaled\): its class overrides forward"),
         (nn.GLU(), r"\(GLU\): .* product of two"),
         (nn.Hardshrink(), r"\(Hardshrink\): no bound is known"),
         (Through(lambda x: x / x.sum()), "it divides by a value that depends on the input|product of two"),
@@ -403,6 +405,8 @@ class Scaled(nn.Linear):
         (Through(lambda x: x / 0), "it divides by 0"),
         (Through(lambda x: x.exp()), "exp: no bound is known"),
         (Through(lambda x: F.normalize(x)), "normalize: a norm divides|no bound is known"),
+        (Through(lambda x: (100 * x).to(torch.int64).to(x.dtype)), "to: .*int64"),
+        (Through(lambda x: x.type_as(torch.ones(1, dtype=torch.int32)) * 1.0), "type_as: .*int32"),
         (Through(lambda x: F.dropout(x)), "it is random"),
         (Through(lambda x: x @ x.T), "product of two"),
     ],

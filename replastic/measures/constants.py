@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules import batchnorm, conv, dropout, instancenorm, padding, pooling
 
 from ..units import operators
-from ..units.kinds import is_customised
+from ..units.kinds import is_customised, torch_kind
 from ..units.operators import names
 
 
@@ -85,7 +85,7 @@ def of_layer(layer: nn.Module, x: Tensor) -> float:
         return 1.0
     if isinstance(layer, _POSITIVE_MODULES):
         return _schur(layer, x)
-    known = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn."))
+    known = torch_kind(layer)
     others = {nn.Upsample: "interpolate", nn.Softmax2d: "softmax", nn.LogSoftmax: "log_softmax"}
     name = others.get(known) or known.__name__.lower().replace("adaptivemax", "adaptive_max_").replace("maxpool", "max_pool")
 
@@ -103,6 +103,9 @@ def of_function(name: str, read: Read, x: Tensor, call: Callable[[Tensor], Any])
     if name in _SLOPES:
         return _SLOPES[name]
     if name in operators.CASTS:
+        dtype = call(x).dtype
+        if not dtype.is_floating_point:
+            raise Refused(f"it rounds to {dtype}")
         return 1.0
     if name in _POSITIVE or (name == "interpolate" and read(3, "mode", "nearest") in _INTERPOLATIONS):
         return _schur(call, x)

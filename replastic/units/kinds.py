@@ -48,9 +48,15 @@ def is_leaf(module: nn.Module) -> bool:
     return has_rows_and_columns(module) or isinstance(module, nn.LayerNorm | nn.modules.batchnorm._NormBase)
 
 
+def torch_kind(layer: nn.Module) -> type[nn.Module]:
+    """The class of torch that a layer is an instance of, also if it is parametrised; nn.Module if there is no other."""
+    made = parametrize.__name__  # the module of the class that register_parametrization makes of any layer's class
+    return next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn.") and kind.__module__ != made)
+
+
 def is_customised(layer: nn.Module) -> bool:
     """Whether a subclass of a torch layer computes in a way of its own."""
-    known = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn."))
+    known = torch_kind(layer)
     return known is not nn.Module and any(
         getattr(type(layer), key, None) is not getattr(known, key, None) for key in ("forward", "_conv_forward", "__call__")
     )
