@@ -38,9 +38,8 @@ from torch import Tensor
 
 from ..measures.constants import spectral_norm
 from .bound import Bound
-from .dense import Curvature, Loss, check_chain, curvature, in_float64, output_curvature
+from .dense import Curvature, Form, Loss, chain, curvature, in_float64, output_curvature
 
-Form = Literal["proved", "printed"]
 Dependence = Literal["common", "independent"]
 
 # The paper's two losses of outputs z and labels y (vectors; a class is a one-hot vector), with the Lipschitz constant of
@@ -70,14 +69,12 @@ def hessian_rank(weights: Sequence[Tensor], biases: Sequence[Tensor], inputs: Te
 
     loss: a mean over samples. The rank is the number of eigenvalues above P·2e-16 times the largest, in float64.
     """
-    (first, second), (bias, shift) = in_float64(weights), in_float64(biases)
-    (x,) = in_float64([inputs])
-    check_chain([first, second], x)
-    targets = targets.double() if targets.is_floating_point() else targets
-    found = curvature([first, second], [bias, shift], x, targets, loss)
-    dead = int(dead_units(first, bias, x).sum())
-    parameters = len(found.hessian)
-    return Bound(float(_rank(found.hessian)), float(parameters - dead * (first.shape[1] + second.shape[0] + 1)), "upper")
+    (first, second), x = chain(weights, inputs)
+    hessian = curvature(weights, biases, inputs, targets, loss).hessian
+    dead = int(dead_units(first, biases[0].detach().double(), x).sum())
+    values = torch.linalg.eigvalsh(hessian)
+    rank = int((values.abs() > _null(values)).sum())
+    return Bound(float(rank), float(len(hessian) - dead * (first.shape[1] + second.shape[0] + 1)), "upper")
 
 
 def most_dead_units(inputs: int, hidden: int, outputs: int, rank: float) -> float:
@@ -259,20 +256,16 @@ def residual_norm(
     """
     if loss not in _LOSSES:
         raise ValueError(f"loss={loss!r}: pass one of {', '.join(map(repr, _LOSSES))}, which the theorem covers")
-    layers = in_float64(weights)
-    shifts = [None if bias is None else bias.detach().double() for bias in biases]
-    outputs = layers[-1].shape[0]
+    outputs = weights[-1].shape[0]
     (x, y), (new_x, new_y) = _vectors(old, outputs), _vectors(new, outputs)
-    check_chain(layers, x)
-    check_chain(layers, new_x)
     function, smoothness = _LOSSES[loss]
-    there = curvature(layers, shifts, new_x, new_y, function)
-    before = float(curvature(layers, shifts, x, y, function).gradients.norm(dim=1).max())
-    lipschitz = math.prod(spectral_norm(layer) for layer in layers)
+    there = curvature(weights, biases, new_x, new_y, function)
+    before = float(curvature(weights, biases, x, y, function).gradients.norm(dim=1).max())
+    lipschitz = math.prod(map(spectral_norm, weights))
     nearest = torch.cdist(new_x, x, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
     moved = 0.0 if form == "printed" else float((new_y - y[nearest]).norm(dim=1).max())
     rate = before + lipschitz * smoothness * float(hausdorff_distance(x, new_x)) + moved
-    bound = math.sqrt(outputs) * output_curvature(layers, shifts, new_x) * rate
+    bound = math.sqrt(outputs) * output_curvature(weights, biases, new_x) * rate
     return Bound(spectral_norm(there.residual), bound, "upper", scale=spectral_norm(there.hessian))
 
 
@@ -296,11 +289,7 @@ def hessian_parts(
     weights: Sequence[Tensor], biases: Sequence[Tensor | None], inputs: Tensor, targets: Tensor, loss: Loss
 ) -> Curvature:
     """H and G of a small ReLU network, with their terms; R is `.residual`."""
-    layers = in_float64(weights)
-    (x,) = in_float64([inputs])
-    check_chain(layers, x)
-    shifts = [None if bias is None else bias.detach().double() for bias in biases]
-    return curvature(layers, shifts, x, targets.double() if targets.is_floating_point() else targets, loss)
+    return curvature(weights, biases, inputs, targets, loss)
 
 
 def _vectors(batch: tuple[Tensor, Tensor], outputs: int) -> tuple[Tensor, Tensor]:
@@ -313,11 +302,6 @@ def _vectors(batch: tuple[Tensor, Tensor], outputs: int) -> tuple[Tensor, Tensor
             "row of numbers per sample"
         )
     return inputs.detach().double(), labels.double()
-
-
-def _rank(matrix: Tensor) -> int:
-    values = torch.linalg.eigvalsh(matrix)
-    return int((values.abs() > _null(values)).sum())
 
 
 def _null(eigenvalues: Tensor) -> Tensor:

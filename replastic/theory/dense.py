@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.func import jacrev, vmap
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]
+Form = Literal["proved", "printed"]
 
 _MOST = 4000  # parameters: their Hessian is 128 MB
 
@@ -43,6 +45,8 @@ def curvature(
     weights: Sequence[Tensor], biases: Sequence[Tensor | None], inputs: Tensor, targets: Tensor, loss: Loss
 ) -> Curvature:
     """The curvature of a ReLU network with these weights, (out, in) each, and biases (None: the layer has none)."""
+    weights, inputs = chain(weights, inputs)
+    targets = targets.double() if targets.is_floating_point() else targets
     theta, outputs = _of_parameters(weights, biases)
 
     def sample_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -77,7 +81,7 @@ def _of_parameters(
     """All parameters as one vector, and the outputs as a function of this vector and of inputs."""
     if len(weights) != len(biases):
         raise ValueError(f"{len(weights)} weights and {len(biases)} biases: pass one per layer, None if it has no bias")
-    parameters = [tensor for tensor in (*weights, *biases) if tensor is not None]
+    parameters = in_float64([tensor for tensor in (*weights, *biases) if tensor is not None])
     theta = torch.cat([tensor.flatten() for tensor in parameters])
     if len(theta) > _MOST:
         raise ValueError(f"full Hessians are limited to {_MOST} parameters, got {len(theta)}: pass a smaller network")
@@ -96,8 +100,8 @@ def in_float64(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach().to(torch.float64) for tensor in tensors]
 
 
-def check_chain(weights: Sequence[Tensor], inputs: Tensor) -> None:
-    """Raise unless the weights fit each other and the inputs."""
+def chain(weights: Sequence[Tensor], inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The weights and the inputs in float64; raises unless they fit each other."""
     if not weights or any(weight.ndim != 2 for weight in weights):
         shapes = [tuple(weight.shape) for weight in weights]
         raise ValueError(f"weights of shapes {shapes}: pass matrices, (out, in) each, such as layer.weight of linear layers")
@@ -110,3 +114,4 @@ def check_chain(weights: Sequence[Tensor], inputs: Tensor) -> None:
                 f"weight {number} is {tuple(weight.shape)} and reads {weight.shape[1]} values, but gets {before}: "
                 "weights are (out, in), such as layer.weight of linear layers, in the order in which they are called"
             )
+    return in_float64(weights), inputs.detach().double()

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,9 +36,7 @@ from torch import Tensor
 from ..linalg import deviation_from_isometry, polar
 from ..measures.constants import spectral_norm
 from .bound import Bound
-from .dense import Activation, Curvature, Loss, check_chain, curvature, in_float64
-
-Form = Literal["proved", "printed"]
+from .dense import Activation, Curvature, Form, Loss, chain, curvature, in_float64
 
 _WHITE = 1e-6  # largest distance from the identity at which a covariance counts as white
 _RANK = 1e-12  # times the largest: above it, eigenvalues of a covariance count as positive
@@ -104,9 +101,7 @@ class _Change:
         activations: Activation | Sequence[Activation],
         lipschitz: float | Sequence[float],
     ) -> None:
-        old, new = in_float64(weights), in_float64(others)
-        (z,) = in_float64([inputs])
-        check_chain(old, z)
+        (old, z), new = chain(weights, inputs), in_float64(others)
         if [weight.shape for weight in old] != [weight.shape for weight in new]:
             raise ValueError("the networks have weights of different shapes: theorem 1 compares one architecture")
         functions = [activations] * len(old) if callable(activations) else list(activations)
@@ -161,9 +156,7 @@ def feature_covariance(weights: Sequence[Tensor], inputs: Tensor, *, form: Form 
     λmax(Σ_H) ≤ tr(Σ_Z) Πν        proved
     λmax(Σ_H) ≤ λmax(Σ_Z) Πν      printed, and false
     """
-    layers = in_float64(weights)
-    (z,) = in_float64([inputs])
-    check_chain(layers, z)
+    layers, z = chain(weights, inputs)
     made = _features(layers, [torch.relu] * len(layers), z)
     first = spectral_norm(z) ** 2 if form == "printed" else float(z.square().sum())
     return Bound(spectral_norm(made) ** 2 / len(z), first / len(z) * math.prod(map(_nu, layers)), "upper")
@@ -201,10 +194,7 @@ class _Parts:
     """The Hessian of a network and the two terms of theorem 2."""
 
     def __init__(self, weights: Sequence[Tensor], inputs: Tensor, targets: Tensor, loss: Loss, form: Form) -> None:
-        layers = in_float64(weights)
-        (z,) = in_float64([inputs])
-        check_chain(layers, z)
-        targets = targets.double() if targets.is_floating_point() else targets
+        layers, z = chain(weights, inputs)
         self.found: Curvature = curvature(layers, [None] * len(layers), z, targets, loss)
         self.scale = spectral_norm(self.found.gauss_newton)
         beta = float(torch.linalg.matrix_norm(self.found.curvatures, 2).max())
@@ -257,8 +247,7 @@ def effective_rank_white(weight: Tensor, inputs: Tensor, delta: float = 0.01) ->
 
 def _checked(weight: Tensor, inputs: Tensor, delta: float) -> tuple[Tensor, Tensor]:
     """The weight as (in, out) and the inputs; raises if theorem 3 does not apply."""
-    matrix, z = in_float64([weight, inputs])
-    check_chain([matrix], z)
+    (matrix,), z = chain([weight], inputs)
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta}: pass the share of the spectrum to leave out, as in delta=0.01")
     _epsilon_below_one(matrix.T)
