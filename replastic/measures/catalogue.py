@@ -117,10 +117,6 @@ def _weight_spectra(probe: Probe) -> Parts:
     return {name: (weights.singular_values(matrices),) for name, matrices in probe.once(_unfolded).items()}
 
 
-def _features(probe: Probe) -> Parts:
-    return {name: (values,) for name, values in probe.features.items()}
-
-
 def _feature_spectra(probe: Probe) -> Parts:
     return {name: (weights.singular_values(values),) for name, values in probe.features.items()}
 
@@ -135,24 +131,13 @@ def _sample_features_and_reference(probe: Probe) -> Parts:
     return {name: (now, then[name]) for name, now in probe.sample_features.items()}
 
 
-def _activations(probe: Probe) -> Parts:
-    return {name: (values,) for name, values in probe.activations.items()}
-
-
-def _preactivations(probe: Probe) -> Parts:
-    return {name: (values,) for name, values in probe.preactivations.items()}
-
-
-def _slopes(probe: Probe) -> Parts:
-    return {name: (values,) for name, values in probe.slopes.items()}
-
-
-def _gradients(probe: Probe) -> Parts:
-    return {name: (gradient,) for name, gradient in probe.gradients.items()}
-
-
 def _gram(probe: Probe) -> Parts:
     return {"": (probe.once(gradients.sample_gradient_gram),)}
+
+
+def _by_layer(attribute: str) -> Callable[[Probe], Parts]:
+    """Each tensor of one of the probe's dictionaries, such as `activations`."""
+    return lambda probe: {name: (values,) for name, values in getattr(probe, attribute).items()}
 
 
 def _whole(probe: Probe) -> Parts:
@@ -177,20 +162,12 @@ def _mean(values: list[float], parts: Parts) -> float:
     return sum(values) / len(values)
 
 
-def _total(values: list[float], parts: Parts) -> float:
-    return sum(values)
+def _over(combine: Callable[[list[float]], float]) -> Callable[[list[float], Parts], float]:
+    return lambda values, parts: combine(values)
 
 
 def _norm(values: list[float], parts: Parts) -> float:
     return math.hypot(*values)
-
-
-def _largest(values: list[float], parts: Parts) -> float:
-    return max(values)
-
-
-def _smallest(values: list[float], parts: Parts) -> float:
-    return min(values)
 
 
 def _mean_of_units(values: list[float], parts: Parts) -> float:
@@ -228,15 +205,11 @@ def _norm_of(matrices: Any) -> float:
     return math.hypot(*(value_of(weights.frobenius_norm, matrix) for matrix in matrices))
 
 
-def _itself(value: Tensor) -> Tensor:
-    return value
-
-
 def _of_spectrum(
     family: Literal["weights", "features"],
     formula: Callable[..., Tensor],
     of_spectrum: Callable[..., Tensor],
-    over: Callable[[Tensor], Tensor],
+    over: Callable[[Tensor], Tensor] = lambda value: value,
     overall: Callable[[list[float], Parts], float] = _mean,
     parts: Callable[[Probe], Parts] | None = None,
     infinite: bool = False,
@@ -258,15 +231,17 @@ MEASURES: dict[str, Measure] = {
     "weight_norm": Measure("weights", weights.frobenius_norm, _matrices, _norm),
     "weight_growth": Measure("weights", weights.norm_growth, _matrices_and_reference, _growth, by_name=True),
     "weight_distance": Measure("weights", weights.relative_distance, _matrices_and_reference, _distance, by_name=True),
-    "squared_frobenius_error": Measure("weights", _squared_frobenius_error, _reference_and_matrices, _total, by_name=True),
+    "squared_frobenius_error": Measure(
+        "weights", _squared_frobenius_error, _reference_and_matrices, _over(sum), by_name=True
+    ),
     "normalised_squared_frobenius_error": Measure(
         "weights", _normalised_squared_frobenius_error, _reference_and_matrices, _normalised_error, by_name=True
     ),
     "spectral_norm": _of_spectrum(
-        "weights", weights.spectral_norm, weights.spectral_norm_of_spectrum, Tensor.amax, _largest
+        "weights", weights.spectral_norm, weights.spectral_norm_of_spectrum, Tensor.amax, _over(max)
     ),
     "condition_number": _of_spectrum(
-        "weights", weights.condition_number, weights.condition_number_of_spectrum, Tensor.amax, _largest, infinite=True
+        "weights", weights.condition_number, weights.condition_number_of_spectrum, Tensor.amax, _over(max), infinite=True
     ),
     "weight_stable_rank": _of_spectrum("weights", weights.stable_rank, weights.stable_rank_of_spectrum, Tensor.mean),
     "weight_effective_rank": _of_spectrum(
@@ -275,23 +250,23 @@ MEASURES: dict[str, Measure] = {
     "lipschitz_bound": Measure("weights", lipschitz_bound, _whole, cheap=False, by_name=True),
     "layer_balance": Measure("weights", _layer_balance, _balance, by_name=True),
     "pq_balancedness": Measure("weights", pq_balancedness, _whole, cheap=False, by_name=True),
-    "effective_rank": _of_spectrum("features", features.effective_rank, weights.effective_rank_of_spectrum, _itself),
-    "srank": _of_spectrum("features", features.srank, features.srank_of_spectrum, _itself),
+    "effective_rank": _of_spectrum("features", features.effective_rank, weights.effective_rank_of_spectrum),
+    "srank": _of_spectrum("features", features.srank, features.srank_of_spectrum),
     "threshold_rank": _of_spectrum(
-        "features", features.threshold_rank, features.threshold_rank_of_spectrum, _itself, parts=_scaled_feature_spectra
+        "features", features.threshold_rank, features.threshold_rank_of_spectrum, parts=_scaled_feature_spectra
     ),
-    "stable_rank": _of_spectrum("features", weights.stable_rank, weights.stable_rank_of_spectrum, _itself),
-    "feature_norm": Measure("features", features.feature_norm, _features, _mean),
+    "stable_rank": _of_spectrum("features", weights.stable_rank, weights.stable_rank_of_spectrum),
+    "feature_norm": Measure("features", features.feature_norm, _by_layer("features"), _mean),
     "feature_covariance_distance": Measure(
         "features", features.feature_covariance_distance, _sample_features_and_reference, _mean, by_name=True
     ),
-    "smallest_activity": Measure("units", units.smallest_activity, _activations, _smallest),
-    "dormant_fraction": Measure("units", units.dormant_fraction, _activations, _mean_of_units),
-    "dead_fraction": Measure("units", units.dead_fraction, _activations, _mean_of_units),
-    "margin_dead_fraction": Measure("units", units.margin_dead_fraction, _preactivations, _mean_of_units),
-    "saturated_fraction": Measure("units", units.saturated_fraction, _slopes, _mean_of_units),
-    "sign_entropy": Measure("units", units.sign_entropy, _preactivations, _mean_of_units),
-    "gradient_norm": Measure("gradients", gradients.gradient_norm, _gradients, _norm, cheap=False),
+    "smallest_activity": Measure("units", units.smallest_activity, _by_layer("activations"), _over(min)),
+    "dormant_fraction": Measure("units", units.dormant_fraction, _by_layer("activations"), _mean_of_units),
+    "dead_fraction": Measure("units", units.dead_fraction, _by_layer("activations"), _mean_of_units),
+    "margin_dead_fraction": Measure("units", units.margin_dead_fraction, _by_layer("preactivations"), _mean_of_units),
+    "saturated_fraction": Measure("units", units.saturated_fraction, _by_layer("slopes"), _mean_of_units),
+    "sign_entropy": Measure("units", units.sign_entropy, _by_layer("preactivations"), _mean_of_units),
+    "gradient_norm": Measure("gradients", gradients.gradient_norm, _by_layer("gradients"), _norm, cheap=False),
     "gradient_rank": Measure("gradients", gradients.gradient_rank, _gram, cheap=False),
     "gradient_collinearity": Measure("gradients", gradients.gradient_collinearity, _gram, cheap=False),
     "hessian_top_eigenvalue": Measure("curvature", curvature.hessian_top_eigenvalue, _whole, cheap=False),

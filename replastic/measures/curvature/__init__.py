@@ -7,50 +7,30 @@
 Everything is computed in float32 or better, with autocast off, and leaves the model unchanged.
 """
 
-from .density import SpectralDensity, spectral_density
-from .eigenvalues import top_eigenpairs, top_eigenvalues
-from .estimate import Estimate
-from .graphs import gauss_newton, hessian
-from .kronecker import KroneckerRanks, LayerRanks, kronecker_rank_sum, kronecker_ranks
-from .landscape import direction_to, loss_slice, random_direction
-from .on_probe import (
-    gauss_newton_top_eigenvalue,
-    hessian_density,
-    hessian_epsilon_mass,
-    hessian_epsilon_mass_as_released,
-    hessian_epsilon_rank,
-    hessian_top_eigenvalue,
-    hessian_trace,
-)
-from .operators import SymmetricOperator, dense, from_matrix, hessian_of
-from .trace import hutch_plus_plus, hutchinson
-
-__all__ = [
-    "Estimate",
-    "KroneckerRanks",
-    "LayerRanks",
-    "SpectralDensity",
-    "SymmetricOperator",
-    "dense",
-    "direction_to",
-    "from_matrix",
-    "gauss_newton",
-    "gauss_newton_top_eigenvalue",
-    "hessian",
-    "hessian_density",
-    "hessian_epsilon_mass",
-    "hessian_epsilon_mass_as_released",
-    "hessian_epsilon_rank",
-    "hessian_of",
-    "hessian_top_eigenvalue",
-    "hessian_trace",
-    "hutch_plus_plus",
-    "hutchinson",
-    "kronecker_rank_sum",
-    "kronecker_ranks",
-    "loss_slice",
-    "random_direction",
-    "spectral_density",
-    "top_eigenpairs",
-    "top_eigenvalues",
-]
+from .density import SpectralDensity as SpectralDensity
+from .density import spectral_density as spectral_density
+from .eigenvalues import top_eigenpairs as top_eigenpairs
+from .eigenvalues import top_eigenvalues as top_eigenvalues
+from .estimate import Estimate as Estimate
+from .graphs import gauss_newton as gauss_newton
+from .graphs import hessian as hessian
+from .kronecker import KroneckerRanks as KroneckerRanks
+from .kronecker import LayerRanks as LayerRanks
+from .kronecker import kronecker_rank_sum as kronecker_rank_sum
+from .kronecker import kronecker_ranks as kronecker_ranks
+from .landscape import direction_to as direction_to
+from .landscape import loss_slice as loss_slice
+from .landscape import random_direction as random_direction
+from .on_probe import gauss_newton_top_eigenvalue as gauss_newton_top_eigenvalue
+from .on_probe import hessian_density as hessian_density
+from .on_probe import hessian_epsilon_mass as hessian_epsilon_mass
+from .on_probe import hessian_epsilon_mass_as_released as hessian_epsilon_mass_as_released
+from .on_probe import hessian_epsilon_rank as hessian_epsilon_rank
+from .on_probe import hessian_top_eigenvalue as hessian_top_eigenvalue
+from .on_probe import hessian_trace as hessian_trace
+from .operators import SymmetricOperator as SymmetricOperator
+from .operators import dense as dense
+from .operators import from_matrix as from_matrix
+from .operators import hessian_of as hessian_of
+from .trace import hutch_plus_plus as hutch_plus_plus
+from .trace import hutchinson as hutchinson
