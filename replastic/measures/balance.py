@@ -139,7 +139,7 @@ def rescaled(probe: Probe, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
             factor = (
                 torch.where(slot.units >= 0, scale.to(slot.units.device, torch.float64)[slot.units.clamp_min(0)], 1) ** sign
             )
-            view.mul_(_spread(slot, factor.to(view), view))
+            view.mul_(slot.spread(factor.to(view), view))
     return state
 
 
@@ -207,8 +207,8 @@ class _Rows:
                     tensor = slot.tensor(probe.model)
                     nobody = torch.full(tensor.shape, float(self.units), dtype=torch.float64, device=tensor.device)
                     view = slot.view(marks.setdefault(id(tensor), nobody))
-                    mine = _spread(slot, slot.units >= 0, view)
-                    view.copy_(torch.where(mine, _spread(slot, (slot.units + first).to(view), view), view))
+                    mine = slot.spread(slot.units >= 0, view)
+                    view.copy_(torch.where(mine, slot.spread((slot.units + first).to(view), view), view))
             first += group.size
         return made, read
 
@@ -332,15 +332,7 @@ def _check_that_scales_do_nothing(probe: Probe) -> None:
 
 
 def _flat(outputs: Any) -> Tensor:
-    if isinstance(outputs, Tensor):
-        return outputs.flatten()
-    held = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
-    return torch.cat([_flat(one) for one in held])
-
-
-def _spread(slot: Slot, channels: Tensor, view: Tensor) -> Tensor:
-    """Values per channel of a slot, ready to broadcast over its view."""
-    return channels.reshape(*view.shape[: slot.lead], *[1] * (view.ndim - slot.lead))
+    return torch.cat([leaf.flatten() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)])
 
 
 def _name(slot: Slot) -> str:

@@ -319,10 +319,12 @@ class Probe:
         An output layer's input is left out if it is just the units of one group.
         """
         heads = {
-            f"{name}:input".lstrip(":"): self._finite(f"inputs of {name}", channels_last(self.model, name, inputs))
+            f"{name}:input".lstrip(":"): self._finite(
+                f"inputs of {name}", channels_last(self.model.get_submodule(name), inputs)
+            )
             for name, inputs in self._seen.heads.items()
         }
-        found = {**(self.activations if self._units_of_seen else {}), **heads}
+        found = {**(self.activations if self._seen.tap.groups else {}), **heads}
         if not found:
             raise NotApplicable(self._no_features)
         return found
@@ -330,7 +332,7 @@ class Probe:
     @cached_property
     def sample_features(self) -> dict[str, Tensor]:
         """The features with one row per sample that has all its positions: (samples, positions · channels)."""
-        raw = {name: self._seen.tap.read(name) for name in self._units_of_seen}
+        raw = {name: self._seen.tap.read(name) for name in self._seen.tap.groups}
         raw |= {f"{name}:input".lstrip(":"): inputs for name, inputs in self._seen.heads.items()}
         if not raw:
             raise NotApplicable(self._no_features)
@@ -353,10 +355,6 @@ class Probe:
         return values
 
     _no_features = "this model has neither hidden units nor an output layer that can be identified"
-
-    @cached_property
-    def _units_of_seen(self) -> list[str]:
-        return list(self._seen.tap.groups)
 
     @cached_property
     def _seen(self) -> Seen:

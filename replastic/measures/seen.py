@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,13 +43,13 @@ def look(model: nn.Module, groups: Mapping[str, UnitGroup], heads: Iterable[str]
         seen = Seen(tap)
         for name, group in groups.items():
             if (maker := _only_maker(group)) is not None:
-                model.get_submodule(maker).register_forward_hook(_keep_made(seen, name, maker))
+                model.get_submodule(maker).register_forward_hook(partial(_keep_made, seen, name, maker))
         for name, norm in _modules(model, NORMS):
-            norm.register_forward_hook(_keep_normed(seen, name))
+            norm.register_forward_hook(partial(_keep_normed, seen, name))
         read = {group.readers[0].layer for group in groups.values() if _reads_nothing_else(model, group)}
         for name in heads:
             if name not in read:
-                model.get_submodule(name).register_forward_pre_hook(_keep_input(seen, name), with_kwargs=True)
+                model.get_submodule(name).register_forward_pre_hook(partial(_keep_input, seen, name), with_kwargs=True)
         seen.outputs = run()
     return seen
 
@@ -90,20 +91,14 @@ def _reads_nothing_else(model: nn.Module, group: UnitGroup) -> bool:
     return affine(reader).reads == group.columns.numel() == group.size
 
 
-def _keep_made(seen: Seen, group: str, layer: str) -> Callable[..., None]:
-    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-        seen.before[group] = Made(layer, output.detach().clone(), output.data_ptr(), output._version)
-
-    return keep
+def _keep_made(seen: Seen, group: str, layer: str, module: nn.Module, args: Any, output: Tensor) -> None:
+    seen.before[group] = Made(layer, output.detach().clone(), output.data_ptr(), output._version)
 
 
-def _keep_normed(seen: Seen, norm: str) -> Callable[..., None]:
-    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-        for group, made in seen.before.items():
-            if args and _is_still(args[0], made):
-                seen.before[group] = Made(norm, output.detach().clone(), output.data_ptr(), output._version)
-
-    return keep
+def _keep_normed(seen: Seen, norm: str, module: nn.Module, args: Any, output: Tensor) -> None:
+    for group, made in seen.before.items():
+        if args and _is_still(args[0], made):
+            _keep_made(seen, group, norm, module, args, output)
 
 
 def _is_still(given: Any, made: Made) -> bool:
@@ -117,23 +112,19 @@ def _is_still(given: Any, made: Made) -> bool:
     )
 
 
-def _keep_input(seen: Seen, name: str) -> Callable[..., None]:
-    def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.heads[name] = (args[0] if args else next(iter(kwargs.values()))).detach()
-
-    return keep
+def _keep_input(seen: Seen, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    seen.heads[name] = (args[0] if args else next(iter(kwargs.values()))).detach()
 
 
 def in_order(group: UnitGroup, model: nn.Module, made: Tensor) -> Tensor:
     """A layer's outputs as (samples, units), in the group's order of units."""
     slot = group.makers[0]
-    channels = channels_last(model, slot.layer, made)
     order = torch.argsort(slot.units, stable=True)[(slot.units < 0).sum() :]
-    return channels[:, order]
+    return channels_last(model.get_submodule(slot.layer), made)[:, order]
 
 
-def channels_last(model: nn.Module, layer: str, values: Tensor) -> Tensor:
-    """Inputs or outputs of a layer as (samples, channels)."""
-    positions = affine(model.get_submodule(layer)).positions
+def channels_last(layer: nn.Module, values: Tensor) -> Tensor:
+    """Inputs or outputs of a layer, or their gradients, as (samples · positions, channels)."""
+    positions = affine(layer).positions
     values = values if positions is None else values.movedim(-positions - 1, -1)
     return values.reshape(-1, values.shape[-1])

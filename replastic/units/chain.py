@@ -11,7 +11,7 @@ from ..weights.layers import NORMS
 from . import Example, operators
 from .kinds import has_rows_and_columns
 from .shapes import name_of
-from .trace import Trace, trace
+from .trace import Trace, join, trace
 
 _INPUT, _OTHER = "<input>", "<other>"
 _PROPORTIONAL = (
@@ -80,7 +80,7 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
         elif node.op == "output":
             return origins[node] - {_INPUT}
         elif node.op == "call_module":
-            name = f"{prefix}.{node.target}" if prefix else str(node.target)
+            name = join(prefix, node.target)
             layer = traced.layer(name)
             if _counts(layer):
                 read, again = scales[node], name in found  # a layer that is called twice has two inputs

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 from . import operators, shapes
 from .kinds import Affine, affine, has_rows_and_columns, is_customised, whole
 from .shapes import Answer, Flow, argument, name_of
-from .trace import Trace
+from .trace import Trace, join
 
 FROZEN = "is frozen: requires_grad_(True) lets it train"
 Role = Literal["maker", "norm", "reader"]
@@ -56,10 +56,10 @@ def follow(trace: Trace, frozen: bool = False) -> Flows:
     calls: Counter[int] = Counter()
     owners = Counter(_identity(p) for module in trace.model.modules() for p in module._parameters.values() if p is not None)
     for prefix, graph in trace.graphs:
-        calls.update(id(trace.layer(_full(prefix, node))) for node in graph.nodes if node.op == "call_module")
+        calls.update(id(trace.layer(join(prefix, node.target))) for node in graph.nodes if node.op == "call_module")
         # A weight that the model's own code uses directly counts as shared.
         for node in graph.find_nodes(op="get_attr"):
-            layer, _, attribute = _full(prefix, node).rpartition(".")
+            layer, _, attribute = join(prefix, node.target).rpartition(".")
             tensor = getattr(trace.layer(layer), attribute, None)
             if isinstance(tensor, Tensor):
                 owners[_identity(tensor)] += 1
@@ -72,10 +72,6 @@ def _identity(parameter: Tensor) -> tuple[int, int]:
     """Equal for tied parameters; on the meta device, where all addresses are 0, by object."""
     address = 0 if parameter.is_meta else parameter.data_ptr()
     return (address, 0) if address else (0, id(parameter))
-
-
-def _full(prefix: str, node: fx.Node) -> str:
-    return f"{prefix}.{node.target}" if prefix else str(node.target)
 
 
 _ELEMENTWISE = (
@@ -149,7 +145,7 @@ class _Walk:
             self.flows.escaped.append((flow.labels[flow.labels >= 0], reason))
 
     def module(self, node: fx.Node) -> Answer | None:
-        name = _full(self.prefix, node)
+        name = join(self.prefix, node.target)
         layer = self.trace.layer(name)
         flow = self.first(node)
         flows = self.inputs(node)

@@ -39,7 +39,11 @@ class Slot:
     def mask(self, chosen: Tensor, view: Tensor) -> Tensor:
         """Which entries of the view belong to the chosen units (one bool per unit), ready to broadcast."""
         picked = chosen if self.in_order else chosen[self.units.clamp_min(0)] & (self.units >= 0)
-        return picked.reshape(*view.shape[: self.lead], *[1] * (view.ndim - self.lead)).to(view.device)
+        return self.spread(picked, view).to(view.device)
+
+    def spread(self, channels: Tensor, view: Tensor) -> Tensor:
+        """Values by channel, ready to broadcast over the view."""
+        return channels.reshape(*view.shape[: self.lead], *[1] * (view.ndim - self.lead))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -59,7 +59,8 @@ def reset_checked_(
     if mask.device.type == "cpu" and not mask.any():
         return
     optimizers = as_list(optimizer)
-    state = {slot: _state_of(slot, model, optimizers) for slot in (*group.makers, *group.norms, *group.readers)}
+    slots = (*group.makers, *group.norms, *group.readers)
+    state = {slot: [held for one in optimizers for held in entry_state(one, slot.tensor(model))] for slot in slots}
 
     def drawn(slot: Slot) -> Callable[[tuple[int, ...]], Tensor]:
         source = slot.tensor(template).detach().flatten()
@@ -136,8 +137,3 @@ def _write(view: Tensor, at: Tensor, lead: int, values: Callable[[tuple[int, ...
         view[rows] = values((len(rows[0]), *view.shape[lead:])).to(view.dtype)
     else:
         view.copy_(torch.where(at, values(tuple(view.shape)).to(view.dtype), view))
-
-
-def _state_of(slot: Slot, model: nn.Module, optimizers: list[Optimizer]) -> list[Tensor]:
-    tensor = slot.tensor(model)
-    return [state for optimizer in optimizers for state in entry_state(optimizer, tensor)]

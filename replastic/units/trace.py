@@ -79,7 +79,7 @@ def _trace_or_descend(module: nn.Module, prefix: str, found: Trace) -> None:
         if type(module).forward not in known or _try(module, prefix, found, "_ff_block"):
             found.not_seen[prefix] = problem
     for name, child in module.named_children():
-        _trace_or_descend(child, _join(prefix, name), found)
+        _trace_or_descend(child, join(prefix, name), found)
 
 
 def _try(module: nn.Module, prefix: str, found: Trace, function: str) -> str:
@@ -92,13 +92,13 @@ def _try(module: nn.Module, prefix: str, found: Trace, function: str) -> str:
 
 def _list_not_called(module: nn.Module, prefix: str, found: Trace) -> None:
     """List the layers that the last graph does not call, but another branch, mode or method may."""
-    called = {_join(prefix, str(node.target)) for node in found.graphs[-1][1].nodes if node.op == "call_module"}
+    called = {join(prefix, node.target) for node in found.graphs[-1][1].nodes if node.op == "call_module"}
 
     def look(inner: nn.Module, name: str) -> list[str]:
         """The layers in `inner` that are not called; if others in it are, each first one is a side door."""
         if is_leaf(inner):
             return [name] if has_rows_and_columns(inner) and name not in called else []
-        below = [look(child, _join(name, key)) for key, child in inner.named_children()]
+        below = [look(child, join(name, key)) for key, child in inner.named_children()]
         if any(layer.startswith(f"{name}.") for layer in called) or inner is module:
             found.side_doors.extend(names[0] for names in below if names)
         return [layer for names in below for layer in names]
@@ -106,7 +106,8 @@ def _list_not_called(module: nn.Module, prefix: str, found: Trace) -> None:
     found.not_called.update({name: found.layer(name) for name in look(module, prefix)})
 
 
-def _join(prefix: str, name: str) -> str:
+def join(prefix: str, name: object) -> str:
+    """The name of a submodule within the module that the prefix names."""
     return f"{prefix}.{name}" if prefix else name
 
 

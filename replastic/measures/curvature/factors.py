@@ -7,15 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ...units.kinds import affine
 from ..probe import NotMeasurable
-
-
-def rows_of(layer: nn.Module, gradient: Tensor) -> Tensor:
-    """(samples · positions, channels)"""
-    positions = affine(layer).positions
-    gradient = gradient if positions is None else gradient.movedim(-positions - 1, -1)
-    return gradient.reshape(-1, gradient.shape[-1])
 
 
 def patches(layer: nn.Module, given: Tensor) -> Tensor:

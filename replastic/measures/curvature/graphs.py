@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -147,21 +146,21 @@ def _operator(
         )
     probe.require_loss()
     parameters: list[Tensor] = list(probe.parameters.values())
-    plan = _plan(probe, lambda part: make(probe, part, parameters), chunk, keep_graph)
+    chunks, keep = _plan(probe, lambda part: make(probe, part, parameters), chunk, keep_graph)
     dtype = common_dtype(parameters)
     kept: list[_Graph] = []
-    if plan.keep:
+    if keep:
         with differentiable(probe, precision):
-            kept = [make(probe, part, parameters) for part in plan.chunks]
+            kept = [make(probe, part, parameters) for part in chunks]
 
     def product(vector: Tensor) -> Tensor:
         vectors = split(vector, parameters)
         total: Tensor | None = None
         # If graphs are built again for each product, dropout must draw the same masks each time.
         with torch.enable_grad(), nullcontext() if kept else seeded(probe.seed, probe.model):
-            for at, part in enumerate(plan.chunks):
+            for at, part in enumerate(chunks):
                 graph = kept[at] if kept else make(probe, part, parameters)
-                made = flat(graph.product(vectors, plan.keep), parameters, dtype)
+                made = flat(graph.product(vectors, keep), parameters, dtype)
                 total = made if total is None else total.add_(made)
         assert total is not None
         return total
@@ -170,18 +169,12 @@ def _operator(
     return SymmetricOperator(size, product, dtype, parameters[0].device, lambda: differentiable(probe, precision))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    chunks: list[Chunk]
-    keep: bool
-
-
-def _plan(probe: Probe, make: Callable[[Chunk], _Graph], chunk: int | None, keep: bool | None) -> _Plan:
+def _plan(probe: Probe, make: Callable[[Chunk], _Graph], chunk: int | None, keep: bool | None) -> tuple[list[Chunk], bool]:
     """The chunks, and whether their graphs are kept."""
     with differentiable(probe):
         chunks = [whole(probe)] if chunk is None else chunks_of(probe, chunk)
         if keep is not None:
-            return _Plan(chunks, keep)
+            return chunks, keep
         # Measure the graph of the first few samples; for a count of bytes, batch norm may use these alone.
         few = whole(probe)
         try:
@@ -193,13 +186,13 @@ def _plan(probe: Probe, make: Callable[[Chunk], _Graph], chunk: int | None, keep
         bytes_each = size / few.samples
         budget = memory_budget(next(iter(probe.parameters.values())).device)
         if bytes_each * probe.samples <= budget:
-            return _Plan(chunks, True)
+            return chunks, True
         if chunk is not None:
-            return _Plan(chunks, False)
+            return chunks, False
         try:
-            return _Plan(chunks_of(probe, max(1, int(budget / bytes_each))), False)
+            return chunks_of(probe, max(1, int(budget / bytes_each))), False
         except NotMeasurable:  # samples affect each other, so the batch cannot be split
-            return _Plan(chunks, False)
+            return chunks, False
 
 
 def memory_budget(device: torch.device) -> float:

@@ -14,8 +14,9 @@ Kronecker-factored approximate Fisher matrix for convolution layers, ICML 2016.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ from torch.nn.utils import parametrize
 from ...units.kinds import has_rows_and_columns
 from ..batch import shown
 from ..probe import NotMeasurable, Probe
+from ..seen import channels_last
 from .chunks import mixes_samples
-from .factors import RowRank, patches, rows_of
+from .factors import RowRank, patches
 from .graphs import differentiable, gradients_of
 from .operators import second_derivative
 
@@ -70,20 +72,19 @@ def kronecker_ranks(probe: Probe) -> KroneckerRanks:
                 f'the batch norm {norm} mixes samples, so they have no gradients of their own: use mode="eval"'
             )
         names, left_out = _layers(probe)
-        seen = _Calls(probe, names)
-        outputs = seen.run()
+        layers = {name: probe.model.get_submodule(name) for name in names}
+        outputs, read, made = _calls(probe, layers)
         roots = _roots(probe, outputs)  # (samples, outputs, outputs)
         inputs, gradients = {name: RowRank() for name in names}, {name: RowRank() for name in names}
-        made = [(name, output) for name in names for output in seen.outputs[name] if output.requires_grad]
+        made = [(name, output) for name, output in made if output.requires_grad]
         for column in range(roots.shape[2]):
             vector = roots[:, :, column].reshape(outputs.shape)
             found = torch.autograd.grad(outputs, [o for _, o in made], vector, retain_graph=True, allow_unused=True)
             for (name, output), gradient in zip(made, found, strict=True):
                 gradient = torch.zeros_like(output) if gradient is None else gradient
-                gradients[name].add(rows_of(seen.layers[name], gradient))
-        for name in names:
-            for given in seen.inputs[name]:
-                inputs[name].add(patches(seen.layers[name], given))
+                gradients[name].add(channels_last(layers[name], gradient))
+        for name, given in read:
+            inputs[name].add(patches(layers[name], given))
     return KroneckerRanks({name: LayerRanks(inputs[name].rank(), gradients[name].rank()) for name in names}, left_out)
 
 
@@ -105,30 +106,25 @@ def _layers(probe: Probe) -> tuple[list[str], dict[str, str]]:
     return list(names), left_out
 
 
-class _Calls:
-    """Inputs and outputs of layers, call by call."""
+_Call = tuple[str, Tensor]  # a layer's name, and what one call of it read or made
 
-    def __init__(self, probe: Probe, names: list[str]) -> None:
-        self.probe = probe
-        self.layers = {name: probe.model.get_submodule(name) for name in names}
-        self.inputs: dict[str, list[Tensor]] = defaultdict(list)
-        self.outputs: dict[str, list[Tensor]] = defaultdict(list)
 
-    def run(self) -> Tensor:
-        for name, layer in self.layers.items():  # undone where `running` ends
+def _calls(probe: Probe, layers: Mapping[str, nn.Module]) -> tuple[Tensor, list[_Call], list[_Call]]:
+    """The model's outputs, and the layers' inputs and outputs in the order of the calls."""
+    read: list[_Call] = []
+    made: list[_Call] = []
 
-            def keep(
-                _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, name: str = name
-            ) -> Tensor:
-                self.inputs[name].append((args[0] if args else next(iter(kwargs.values()))).detach())
-                self.outputs[name].append(output)
-                return output.clone()  # the next layer may work in place
+    def keep(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        read.append((name, (args[0] if args else next(iter(kwargs.values()))).detach()))
+        made.append((name, output))
+        return output.clone()  # the next layer may work in place
 
-            layer.register_forward_hook(keep, with_kwargs=True)
-        outputs = self.probe.forward()
-        if not isinstance(outputs, Tensor) or len(outputs) != self.probe.samples:
-            raise NotMeasurable(f"needs one tensor of outputs with samples on its first axis, got {shown(outputs)}")
-        return outputs
+    for name, layer in layers.items():  # undone where `running` ends
+        layer.register_forward_hook(partial(keep, name), with_kwargs=True)
+    outputs = probe.forward()
+    if not isinstance(outputs, Tensor) or len(outputs) != probe.samples:
+        raise NotMeasurable(f"needs one tensor of outputs with samples on its first axis, got {shown(outputs)}")
+    return outputs, read, made
 
 
 def _roots(probe: Probe, outputs: Tensor) -> Tensor:
