@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ from ..listing import aligned
 from ..units import original
 
 _ENDLESS = 100_000  # batches of one pass, beyond which the mean loss is not computed
-MEAN_LOSS = "mean_loss"
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,13 @@ def from_scratch_gap(
     """
     _check(model, task, optimizer, steps, build, seeds, clip)
     model = original(model)
+    draw = partial(reinitialised, model) if build is None else partial(built_like, model, build)
     figures: dict[str, list[dict[str, float]]] = {"continued": [], "fresh": []}
     losses: dict[str, list[tuple[float, ...]]] = {"continued": [], "fresh": []}
     for seed in seeds:
         for kind in ("continued", "fresh"):
             with seeded(seed, model):
-                trained = copy.deepcopy(model) if kind == "continued" else _drawn(model, build)
+                trained = copy.deepcopy(model) if kind == "continued" else draw()
             with seeded(seed, model):
                 losses[kind].append(_train(trained, task, optimizer, steps, seed, clip))
                 figures[kind].append(_figures(trained, task, seed))
@@ -115,15 +116,7 @@ def from_scratch_gap(
     )
 
 
-def _check(
-    model: nn.Module,
-    task: Task,
-    optimizer: Callable[[list[nn.Parameter]], Optimizer],
-    steps: int,
-    build: Callable[[], nn.Module] | None,
-    seeds: Sequence[int],
-    clip: float | None,
-) -> None:
+def _check(model: Any, task: Any, optimizer: Any, steps: Any, build: Any, seeds: Any, clip: float | None) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"from_scratch_gap needs a torch.nn.Module, got {type(model).__name__}: pass the model itself")
     if not isinstance(task, Task):
@@ -140,10 +133,6 @@ def _check(
         raise ValueError(f"seeds={seeds!r}: pass one or more, each once, as in seeds=(0, 1, 2)")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip={clip}: pass the largest norm of a gradient, above 0, or None")
-
-
-def _drawn(model: nn.Module, build: Callable[[], nn.Module] | None) -> nn.Module:
-    return reinitialised(model) if build is None else built_like(model, build)
 
 
 def _train(
@@ -184,7 +173,7 @@ def _figures(model: nn.Module, task: Task, seed: int) -> dict[str, float]:
     model.eval()
     with torch.no_grad():
         if task.evaluate is None:
-            found: Any = {MEAN_LOSS: _mean_loss(model, task, task.batches(torch.Generator().manual_seed(seed)))}
+            found: Any = {"mean_loss": _mean_loss(model, task, task.batches(torch.Generator().manual_seed(seed)))}
         else:
             found = task.evaluate(model)
     if not isinstance(found, Mapping) or not found:

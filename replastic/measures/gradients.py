@@ -49,7 +49,8 @@ def sample_gradient_gram(probe: Probe, *, vectorised: bool | None = None, budget
     """
     probe.require_loss()
     blocks = list(_blocks(list(probe.parameters.values()), max(budget // (8 * probe.samples), 1)))
-    terms = _terms(probe)
+    with probe.differentiating(), torch.no_grad():
+        terms = torch.stack(_losses(probe))
     if vectorised is None or vectorised:
         try:
             gram = _all_at_once(probe, blocks, terms, budget)
@@ -129,13 +130,8 @@ def _blocks(parameters: Sequence[nn.Parameter], most: int) -> Iterator[_Block]:
         yield held, slice(None)
 
 
-def _terms(probe: Probe) -> Tensor:
-    """The loss of every sample in the batch's pass."""
-    with probe.differentiating(), torch.no_grad():
-        return torch.stack(_losses(probe))
-
-
 def _losses(probe: Probe) -> list[Tensor]:
+    """The loss of every sample in the batch's pass."""
     outputs = probe.forward()
     for what, value in {"outputs": outputs, "targets": probe.targets}.items():
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from ..units import operators
 from ..units.kinds import is_leaf
@@ -77,13 +78,13 @@ def product_of_spectral_norms(matrices: Sequence[Tensor]) -> float:
 def _in_order(graph: fx.Graph, inputs: Any) -> list[Any]:
     """The model's arguments in its graph's order; cloned, because layers may work in place."""
     names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    if not isinstance(inputs, Mapping):
-        return [value.clone() if isinstance(value, Tensor) else value for value in arguments(inputs)[0]]
-    unknown = [name for name in inputs if name not in names]
+    given, by_name = arguments(inputs)
+    unknown = [name for name in by_name if name not in names]
     if unknown:
         raise NotMeasurable(f"the inputs contain {unknown[0]!r}, but the model takes {', '.join(names)}")
-    last = max(names.index(name) for name in inputs)
-    given = [inputs.get(name) for name in names[: last + 1]]
+    if by_name:
+        last = max(names.index(name) for name in by_name)
+        given = [by_name.get(name) for name in names[: last + 1]]
     return [value.clone() if isinstance(value, Tensor) else value for value in given]
 
 
@@ -99,7 +100,8 @@ class _Walk(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         # Before the node runs, because it may overwrite its arguments.
         self.constants[n] = constant = self._constant(n)
-        before = [(node, value, value._version) for node, held in self.env.items() for value in _tensors(held)]
+        held = [(node, value) for node, values in self.env.items() for value in tree_leaves(values)]
+        before = [(node, value, value._version) for node, value in held if isinstance(value, Tensor)]
         result = super().run_node(n)
         for node, value, version in before:
             if value._version != version:  # written in place; another view may still hold old values, too
@@ -198,11 +200,6 @@ class _Walk(fx.Interpreter):
         if not least:
             raise Refused("it divides by 0")
         return rates[0] / least
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    held = value if isinstance(value, tuple | list) else [value]
-    return [one for one in held if isinstance(one, Tensor)]
 
 
 def _view(tensor: Tensor) -> tuple[object, ...]:

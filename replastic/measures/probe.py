@@ -16,14 +16,14 @@ from ..linalg.polar_factor import work_dtype
 from ..linalg.products import Precision, float32_convolutions, float32_precision
 from ..units import Example, UnitGroup, Units, find_units, original
 from ..units.chain import output_layers
-from ..units.kinds import has_rows_and_columns
+from ..units.kinds import channels_last, has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import Where, select
 from ..weights.inventory import WeightMatrix
 from .batch import arguments, count_samples, inputs_and_targets, shown
 from .not_measurable import NotApplicable as NotApplicable
 from .not_measurable import NotMeasurable as NotMeasurable
-from .seen import Seen, channels_last, cut, in_order, look
+from .seen import Seen, cut, in_order, look
 
 Mode = Literal["train", "eval"]
 Loss = Callable[[Any, Any], Tensor]
@@ -202,7 +202,10 @@ class Probe:
                 "Probe(model, batch, reference=first)"
             )
         mine = named_tensors(self.model)
-        theirs = named_tensors(given) if isinstance(given, nn.Module) else _plainly_named(given)
+        if isinstance(given, nn.Module):
+            theirs = named_tensors(given)
+        else:
+            theirs = {plain(name): tensor for name, tensor in given.items() if isinstance(tensor, Tensor)}
         here, there = ({name: tuple(tensor.shape) for name, tensor in held.items()} for held in (mine, theirs))
         other = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
         if other is not None:
@@ -390,7 +393,3 @@ def _check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
     bad = [name for name, tensor in named if not tensor.isfinite().all()]
     if bad:
         raise NotMeasurable(f"{', '.join(bad[:3])}: NaN or infinite entries; no measure of weights is defined for them")
-
-
-def _plainly_named(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {plain(name): tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules import dropout
 
 from ..units import Tap, UnitGroup
-from ..units.kinds import affine
+from ..units.kinds import affine, channels_last
 from ..weights.layers import NORMS
 
 
@@ -121,10 +121,3 @@ def in_order(group: UnitGroup, model: nn.Module, made: Tensor) -> Tensor:
     slot = group.makers[0]
     order = torch.argsort(slot.units, stable=True)[(slot.units < 0).sum() :]
     return channels_last(model.get_submodule(slot.layer), made)[:, order]
-
-
-def channels_last(layer: nn.Module, values: Tensor) -> Tensor:
-    """Inputs or outputs of a layer, or their gradients, as (samples · positions, channels)."""
-    positions = affine(layer).positions
-    values = values if positions is None else values.movedim(-positions - 1, -1)
-    return values.reshape(-1, values.shape[-1])

@@ -95,6 +95,13 @@ def affine(layer: nn.Module) -> Affine:
     return Affine(makes, reads, whole, across, 1, axes, positions)
 
 
+def channels_last(layer: nn.Module, values: Tensor) -> Tensor:
+    """A layer's inputs or outputs, or their gradients, as (samples · positions, channels)."""
+    positions = affine(layer).positions
+    values = values if positions is None else values.movedim(-positions - 1, -1)
+    return values.reshape(-1, values.shape[-1])
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The view of a tensor that has its channels first already."""
     return tensor

@@ -88,17 +88,14 @@ class Tap:
 
     def mean_abs(self, name: str) -> Tensor:
         """(units,): the mean of |h| over samples, positions and columns."""
-        inputs, axes = self._to_reduce(name)
-        total = torch.linalg.vector_norm(inputs, 1, axes, dtype=work_dtype(inputs.dtype))
+        total, samples = self._totals(name)
         group = self.groups[name]
-        samples = group.columns.shape[1] * inputs.numel() / len(total)
-        return group.total(total) / max(samples, 1)
+        return group.total(total) / max(group.columns.shape[1] * samples, 1)
 
     def mean_abs_by_channel(self, name: str) -> Tensor:
         """(channels,): the mean of |h| for each input channel of the layer that reads the group."""
-        inputs, axes = self._to_reduce(name)
-        total = torch.linalg.vector_norm(inputs, 1, axes, dtype=work_dtype(inputs.dtype))
-        return total / max(inputs.numel() / len(total), 1)
+        total, samples = self._totals(name)
+        return total / max(samples, 1)
 
     def largest(self, name: str) -> Tensor:
         """(units,): the largest h over samples, positions and columns."""
@@ -109,6 +106,12 @@ class Tap:
     def fired(self, name: str) -> Tensor:
         """(units,): whether h > 0 for some sample, position or column."""
         return self.largest(name) > 0
+
+    def _totals(self, name: str) -> tuple[Tensor, float]:
+        """Σ|h| of each channel, and the number of terms."""
+        inputs, axes = self._to_reduce(name)
+        total = torch.linalg.vector_norm(inputs, 1, axes, dtype=work_dtype(inputs.dtype))
+        return total, inputs.numel() / len(total)
 
     def _to_reduce(self, name: str) -> tuple[Tensor, list[int]]:
         inputs, channel = self.read(name), self._channels[name]

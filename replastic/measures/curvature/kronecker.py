@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from ...units.kinds import has_rows_and_columns
+from ...units.kinds import channels_last, has_rows_and_columns
 from ..batch import shown
 from ..probe import NotMeasurable, Probe
-from ..seen import channels_last
 from .chunks import mixes_samples
 from .factors import RowRank, patches
 from .graphs import differentiable, gradients_of
