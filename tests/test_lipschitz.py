@@ -305,6 +305,10 @@ def test_several_outputs_count_together() -> None:
     assert bound_of(Two(), torch.randn(2, 2)) == 5
 
 
+def test_an_output_that_is_returned_twice_counts_twice() -> None:
+    assert bound_of(Through(lambda x: (x, {"again": x})), torch.randn(2, 4)) == pytest.approx(math.sqrt(2))  # pyright: ignore
+
+
 def test_matrices_that_functions_are_given_count() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:

@@ -114,10 +114,10 @@ class _Walk(fx.Interpreter):
             return 1.0
         if n.op == "get_attr":
             return 0.0
-        sources = [node for node in n.all_input_nodes if self.constants[node]]
-        if n.op == "output":
-            self.found = math.hypot(*(self.constants[node] for node in sources))
+        if n.op == "output":  # a value may be returned more than once
+            self.found = math.hypot(*(self.constants[node] for node in tree_leaves(n.args) if isinstance(node, fx.Node)))
             return self.found
+        sources = [node for node in n.all_input_nodes if self.constants[node]]
         if not sources:
             return 0.0
         try:
