@@ -60,7 +60,7 @@ def shown(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
 
 
-def check_rows(values: Any, expected: str) -> Tensor:
+def check_rows(values: Any, expected: str = "(samples, units)") -> Tensor:
     """Raise unless a value is a matrix with entries."""
     if not isinstance(values, Tensor) or values.ndim != 2 or not values.numel():
         raise ValueError(f"needs {expected}, got {shown(values)}: flatten positions into samples first")

@@ -15,7 +15,7 @@ CReLU             1: (relu(a) - relu(b))² + (relu(-a) - relu(-b))² ≤ (a - b)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -163,17 +163,15 @@ _FUNCTION_REASONS = {
 }
 
 
-def of_weights(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+def of_weights(name: str, read: Read) -> float:
     """The constant of F.linear and F.conv1d to conv3d, with weights that do not depend on the input."""
-    if kwargs.get("weight") is None and len(args) < 2:
+    weight = read(1, "weight", None)
+    if weight is None:
         raise Refused(UNKNOWN)
-    weight = kwargs["weight"] if "weight" in kwargs else args[1]
     if name == "linear":
         return spectral_norm(weight)
-    stride, dilation, groups = (
-        args[at] if len(args) > at else kwargs.get(key, 1) for at, key in ((3, "stride"), (5, "dilation"), (6, "groups"))
-    )
-    return _convolution(weight, _each(stride, weight.ndim - 2), _each(dilation, weight.ndim - 2), groups)
+    stride, dilation = (_each(read(at, key, 1), weight.ndim - 2) for at, key in ((3, "stride"), (5, "dilation")))
+    return _convolution(weight, stride, dilation, read(6, "groups", 1))
 
 
 def _convolution(weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> float:

@@ -154,11 +154,12 @@ class _Walk(fx.Interpreter):
         if len(sources) != 1 or n.args[:1] != (sources[0],):
             raise Refused(f"it combines {len(sources)} values that depend on the input" if sources[1:] else UNKNOWN)
         rate = self.constants[sources[0]]
-        if name in ("linear", "conv1d", "conv2d", "conv3d"):
-            return of_weights(name, args, kwargs) * rate
 
         def read(position: int, keyword: str, default: Any) -> Any:
             return args[position] if len(args) > position else kwargs.get(keyword, default)
+
+        if name in ("linear", "conv1d", "conv2d", "conv3d"):
+            return of_weights(name, read) * rate
 
         def again(value: Tensor) -> Any:
             function: Callable[..., Any] = cast(Any, n.target)

@@ -58,7 +58,7 @@ def dead_fraction(activations: Tensor) -> Tensor:
     >>> dead_fraction(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
     tensor(0.5000)
     """
-    return _share((_of_units(activations) == 0).all(0))
+    return _share((check_rows(activations) == 0).all(0))
 
 
 def margins(preactivations: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def margins(preactivations: Tensor) -> Tensor:
     >>> margins(torch.tensor([[-1.0, 2.0], [-3.0, -4.0]]))
     tensor([ 1., -2.])
     """
-    return -_of_units(preactivations).amax(0)
+    return -check_rows(preactivations).amax(0)
 
 
 def margin_dead_fraction(preactivations: Tensor, gamma: float = 0.0) -> Tensor:
@@ -96,7 +96,7 @@ def saturated_fraction(slopes: Tensor, epsilon: float = 0.01) -> Tensor:
     """
     if not epsilon >= 0:
         raise ValueError(f"epsilon={epsilon}: pass the largest slope that counts as flat, 0 or more")
-    return _share((_of_units(slopes) <= epsilon).all(0))
+    return _share((check_rows(slopes) <= epsilon).all(0))
 
 
 def sign_entropy(preactivations: Tensor) -> Tensor:
@@ -110,14 +110,14 @@ def sign_entropy(preactivations: Tensor) -> Tensor:
     >>> sign_entropy(torch.tensor([[1.0, 2.0], [-1.0, 3.0]]))
     tensor(0.5000)
     """
-    positive = (_of_units(preactivations) > 0).double().mean(0)
+    positive = (check_rows(preactivations) > 0).double().mean(0)
     nats = torch.special.entr(positive) + torch.special.entr(1 - positive)
     return (nats.mean() / math.log(2)).float()
 
 
 def _mean_abs(activations: Tensor) -> Tensor:
     """mean|h| of each unit, scaled down if the sum overflows: scores do not depend on a factor."""
-    mean_abs = _of_units(activations).abs().mean(0)
+    mean_abs = check_rows(activations).abs().mean(0)
     if mean_abs.isfinite().all():
         return mean_abs
     if not activations.isfinite().all():
@@ -127,7 +127,3 @@ def _mean_abs(activations: Tensor) -> Tensor:
 
 def _share(chosen: Tensor) -> Tensor:
     return chosen.float().mean()
-
-
-def _of_units(values: Tensor) -> Tensor:
-    return check_rows(values, "(samples, units)")

@@ -57,12 +57,9 @@ def _listed(node: fx.Node, keyword: str) -> list[Any]:
     return list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
 
 
-def _shape(node: object) -> tuple[int, ...] | None:
-    return node.meta.get("shape") if isinstance(node, fx.Node) else None
-
-
 def _shape_before(node: fx.Node) -> tuple[int, ...] | None:
-    return _shape(argument(node, 0, "input"))
+    given = argument(node, 0, "input")
+    return given.meta.get("shape") if isinstance(given, fx.Node) else None
 
 
 def flatten(node: fx.Node, flow: Flow, start: Any, end: Any) -> Answer:
@@ -88,7 +85,7 @@ def reshape(node: fx.Node, flow: Flow) -> Answer:
     if flow.axis == -1 and isinstance(sizes[-1], int) and sizes[-1] > 0 and sizes[-1] % channels == 0:
         # The last axis holds the channels a whole number of times, whatever the other axes are.
         return replace(flow, ndim=len(sizes), stretch="" if sizes[-1] == channels else "tile")
-    if len(sizes) != 2 or (known and tuple(_shape(node) or ()) != (known[0], math.prod(known[1:]))):
+    if len(sizes) != 2 or (known and tuple(node.meta.get("shape") or ()) != (known[0], math.prod(known[1:]))):
         return "reshape"
     of_samples = bool(known) or sizes[0] == -1 or _is_number_of_samples(sizes[0])
     if flow.axis == 1 and of_samples:

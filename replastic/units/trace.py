@@ -31,7 +31,7 @@ class Trace:
     model: nn.Module
     graphs: list[tuple[str, fx.Graph]] = field(default_factory=list)  # (prefix of its names, graph)
     not_seen: dict[str, str] = field(default_factory=dict)
-    not_called: dict[str, nn.Module] = field(default_factory=dict)  # layers that the traced code does not call
+    not_called: list[str] = field(default_factory=list)  # layers that the traced code does not call
     side_doors: list[str] = field(default_factory=list)  # of these, the first that other code would call
 
     def layer(self, name: str) -> nn.Module:
@@ -103,7 +103,7 @@ def _list_not_called(module: nn.Module, prefix: str, found: Trace) -> None:
             found.side_doors.extend(names[0] for names in below if names)
         return [layer for names in below for layer in names]
 
-    found.not_called.update({name: found.layer(name) for name in look(module, prefix)})
+    found.not_called += look(module, prefix)
 
 
 def join(prefix: str, name: object) -> str:
