@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from replastic.models import CNN, ResNet
-from replastic.units.chain import links
+from replastic.units.chain import links, output_layers
 from tests.zoo import ZOO
 
 
@@ -90,3 +90,17 @@ def test_a_layer_is_upstream_only_of_what_is_proportional_to_it(between, upstrea
 
 def test_a_fused_gate_is_of_degree_two() -> None:
     assert feeds(Between(gated, width=4), torch.ones(1, 3))["b"] is None
+
+
+@pytest.mark.parametrize("attribute", ["mT", "T", "data"])
+def test_an_attribute_that_is_a_tensor_comes_from_the_layers_before_it(attribute: str) -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return getattr(self.c(self.a(x) + getattr(self.b(x), attribute)), attribute)
+
+    assert feeds(Sum()) == {"a": None, "b": None, "c": None}
+    assert output_layers(Sum()) == ["c"]

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..units import operators
 from ..units.kinds import is_leaf
-from ..units.shapes import name_of
+from ..units.shapes import asks_for_shape, name_of
 from ..units.trace import Tracer
 from .batch import arguments
 from .constants import (
@@ -140,7 +140,7 @@ class _Walk(fx.Interpreter):
     def _of_function(self, n: fx.Node, sources: list[fx.Node]) -> float:
         name = name_of(n.target)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if name in operators.SHAPES or (name == "getattr" and args[1] in operators.SHAPE_ATTRIBUTES):
+        if asks_for_shape(n):
             return 0.0
         if name in operators.CONCATENATIONS | {"stack"}:
             # Each part counts as often as it occurs: (x, x) is longer than x.

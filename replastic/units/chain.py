@@ -10,7 +10,7 @@ from torch.nn.modules import dropout, pooling
 from ..weights.layers import NORMS
 from . import Example, operators
 from .kinds import has_rows_and_columns
-from .shapes import name_of
+from .shapes import asks_for_shape, name_of
 from .trace import Trace, join, trace
 
 _INPUT, _OTHER = "<input>", "<other>"
@@ -73,7 +73,7 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
         if node.op in ("placeholder", "get_attr"):
             origins[node] = scales[node] = frozenset([_INPUT])
         elif node.op in ("call_function", "call_method"):
-            if name_of(node.target) in operators.SHAPES | {"getattr"}:
+            if asks_for_shape(node):
                 origins[node] = scales[node] = frozenset()
             elif not _keeps_scale(node):
                 scales[node] = frozenset([_OTHER])

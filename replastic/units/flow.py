@@ -254,7 +254,7 @@ class _Walk:
     def function(self, node: fx.Node) -> Answer | None:
         name = name_of(node.target)
         flows, flow = self.inputs(node), self.first(node)
-        if not flows or name in operators.SHAPES or (name == "getattr" and node.args[1] in operators.SHAPE_ATTRIBUTES):
+        if not flows or shapes.asks_for_shape(node):
             return None
         if isinstance(flow, list):
             at = node.args[1] if name in ("getitem", "part_of") else None

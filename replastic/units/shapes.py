@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from . import operators
+
 
 @dataclass(frozen=True)
 class Flow:
@@ -240,3 +242,9 @@ def name_of(target: Any) -> str:
     if isinstance(target, str):
         return target.strip("_")
     return _NAMELESS.get(target) or getattr(target, "__name__", str(target)).strip("_")
+
+
+def asks_for_shape(node: fx.Node) -> bool:
+    """Whether a call asks for a tensor's shape, dtype or device, which do not depend on its values."""
+    name = name_of(node.target)
+    return name in operators.SHAPES or (name == "getattr" and node.args[1] in operators.SHAPE_ATTRIBUTES)
