@@ -82,6 +82,9 @@ def gated(x: torch.Tensor) -> torch.Tensor:
         (lambda x: x + 1, None),
         (lambda x: 1 - x, None),
         (lambda x: torch.tanh(x), None),
+        (lambda x: torch.nn.functional.pad(x, (0, 0)), "a"),
+        (lambda x: torch.nn.functional.pad(x, (0, 0), value=1.0), None),
+        (lambda x: x + x.size(0), None),
     ],
 )
 def test_a_layer_is_upstream_only_of_what_is_proportional_to_it(between, upstream: str | None, traced: bool) -> None:

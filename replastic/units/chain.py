@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import fx, nn
@@ -10,7 +11,7 @@ from torch.nn.modules import dropout, pooling
 from ..weights.layers import NORMS
 from . import Example, operators
 from .kinds import has_rows_and_columns
-from .shapes import asks_for_shape, name_of
+from .shapes import argument, asks_for_shape, name_of
 from .trace import Trace, join, trace
 
 _INPUT, _OTHER = "<input>", "<other>"
@@ -20,7 +21,7 @@ _PROPORTIONAL = (
     | operators.POOLS
     | operators.CASTS
     | operators.CONCATENATIONS
-    | operators.names("abs neg interpolate pad mean sum amax stack chunk split getitem item")
+    | operators.names("abs neg interpolate mean sum amax stack chunk split getitem item")
     | operators.names("flatten view reshape permute transpose squeeze unsqueeze expand")
 )
 _PROPORTIONAL_MODULES = (
@@ -75,7 +76,7 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
         elif node.op in ("call_function", "call_method"):
             if asks_for_shape(node):
                 origins[node] = scales[node] = frozenset()
-            elif not _keeps_scale(node):
+            elif not _keeps_scale(node, scales):
                 scales[node] = frozenset([_OTHER])
         elif node.op == "output":
             return origins[node] - {_INPUT}
@@ -92,12 +93,14 @@ def _walk(traced: Trace, prefix: str, graph: fx.Graph, found: dict[str, Link]) -
     return frozenset()
 
 
-def _keeps_scale(node: fx.Node) -> bool:
-    """Whether a function's result is proportional to its argument."""
+def _keeps_scale(node: fx.Node, scales: Mapping[fx.Node, frozenset[str]]) -> bool:
+    """Whether a function's result is proportional to its argument; `scales` has what the arguments are proportional to."""
     name = name_of(node.target)
     left, right = (*node.args[:2], None, None)[:2]
     if name in operators.SUMS:
-        return isinstance(left, fx.Node) and isinstance(right, fx.Node)  # plus a number it would be affine
+        return all(isinstance(term, fx.Node) and scales[term] for term in (left, right))  # plus a number it would be affine
+    if name == "pad":
+        return not argument(node, 3, "value")
     if name in ("mul", "imul", "div", "truediv"):  # a product of two values scales with the square
         return isinstance(left, fx.Node) and isinstance(right, int | float)
     return name in _PROPORTIONAL

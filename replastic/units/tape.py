@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from . import operators
 from .kinds import is_leaf
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 # Functions of a tensor that do not read its values; "__get__" reads a property.
-_ASKS = {"get", "size", "dim", "len", "numel", "nelement", "stride", "element_size", "ndimension", "get_device", "data_ptr"}
+_ASKS = operators.SHAPES | operators.names("get element_size data_ptr")
 _DEPTH = 4  # of objects in each other that are searched for tensors
 
 
