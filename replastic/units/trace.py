@@ -108,7 +108,7 @@ def _list_not_called(module: nn.Module, prefix: str, found: Trace) -> None:
 
 def join(prefix: str, name: object) -> str:
     """The name of a submodule within the module that the prefix names."""
-    return f"{prefix}.{name}" if prefix else name
+    return f"{prefix}.{name}" if prefix else str(name)
 
 
 @contextmanager
