@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
 
-from result_lines import Table, chosen_arms, ends, last_epoch, mean_end
+from result_lines import Table, arms_in, chosen_arms, ends, ends_of_tasks, last_epoch, mean_end
 
 from replastic.report.estimates import Difference, holm, paired
 
@@ -34,6 +35,19 @@ def against_vanilla(records: str, digits: int) -> list[str]:
     return [
         f"- {tasks}, minus vanilla: {_told({arm: (figures[arm], figures['vanilla']) for arm in names}, digits)}."
         for tasks, figures in over.items()
+    ]
+
+
+def alarm_against_the_clock(records: str) -> list[str]:
+    """How FIRE on alarm differs from FIRE by the clock, by the ends of all tasks and of the last two."""
+    found = {
+        arm: {run.seed: [*ends_of_tasks(run, "train_accuracy").values()] for run in runs}
+        for arm, runs in arms_in(records).items()
+    }
+    return [
+        f"- {tasks}: {against(figures, 'FIRE on alarm', ['FIRE by the clock'], 3)[0]}"
+        for tasks, first in (("All tasks", 0), ("The last two tasks", -2))
+        for figures in [{arm: {seed: mean(ends[first:]) for seed, ends in by.items()} for arm, by in found.items()}]
     ]
 
 

@@ -1,4 +1,4 @@
-"""Write what pages take from committed records: tables and figures of results, README, reproduce.md, the list of records.
+"""Write what pages take from committed records: results, README, reproduce.md, the list of records.
 
 python docs/results.py
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from result_differences import against, against_vanilla, differences
+from result_differences import against, against_vanilla, alarm_against_the_clock, differences
 from result_figures import FIGURES, figure
 from result_lines import (
     Table,
@@ -181,6 +181,7 @@ def of_fire() -> dict[str, list[str]]:
     }
     for kept in ("", "-kept"):
         blocks[f"alarm{kept}"] = alarm(f"watch-random-labels-mnist{kept}")
+        blocks[f"alarm{kept}-tested"] = alarm_against_the_clock(f"watch-random-labels-mnist{kept}")
         blocks[f"alarm{kept}-moments"] = moments_of_alarms(f"watch-random-labels-mnist{kept}")
     return blocks
 
@@ -263,7 +264,10 @@ def of_swr() -> dict[str, list[str]]:
 def of_swr_tables() -> dict[str, list[str]]:
     """What that page has on tables 1 and 5, beside these."""
     regularised = ("vanilla", "L2", "L2 Init")
-    blocks = {"swr-table-1-mnist-against": differences(TABLES["swr-table-1-mnist"], "SWR", regularised)}
+    blocks = {
+        "swr-table-1-mnist-against": differences(TABLES["swr-table-1-mnist"], "SWR", regularised),
+        "swr-table-5-mnist-against": differences(TABLES["swr-table-5-mnist"], "SWR + re-init", (*regularised, "SWR")),
+    }
     decayed = {name: arms_in(f"swr-table-5-{name}") for name in ("cifar10", "cifar100", "cifar100-bn")}
     for name in decayed:
         one, five = TABLES[f"swr-table-1-{name}"], TABLES[f"swr-table-5-{name}"]
@@ -303,6 +307,7 @@ def of_swr_figures() -> dict[str, list[str]]:
         ("vanilla", points["S&P"], points["L2 Init"], "without warm start"),
         4,
     )
+    blocks["swr-figure-2-lost"] = against(ends(Table("swr-figure-2-mnist", {})), "without warm start", ("vanilla",), 4)
     blocks["swr-figure-1"] = by_factor()
     balanced, epochs = arms_in("swr-figure-5"), (0, 1, 10, 50, 100)
     blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", epochs, 2)
@@ -350,7 +355,7 @@ def of_all() -> dict[str, list[str]]:
 
 
 def rendered(text: str) -> str:
-    """A page with what stands between its markers made anew."""
+    """A page with what stands between its markers made again."""
     for marker, block in blocks().items():
         start, end = f"<!-- {marker} -->\n", "<!-- end -->"
         before, found, after = text.partition(start)
