@@ -147,6 +147,18 @@ def test_equation_5_no_isometry_is_nearer(rows, columns, angle, seed) -> None:
     assert nearest <= squared_frobenius_error(w, turned)
 
 
+def test_the_quintic_of_appendix_b3_converges_and_muons_oscillates() -> None:
+    w = normal(30, 20)
+    values = {
+        name: [torch.linalg.svdvals(polar(w, "published", steps=steps, coefficients=name)) for steps in range(40, 46)]
+        for name in ("quintic", "muon")
+    }
+    assert all(torch.allclose(found, torch.ones_like(found), rtol=1e-12) for found in values["quintic"])
+    spread = torch.stack(values["muon"])
+    assert (spread - 1).abs().max() > 0.1  # never at 1,
+    assert (spread.diff(dim=0).abs().amax(dim=1) > 0.05).all()  # and never at rest
+
+
 @pytest.mark.parametrize("name", ["cubic", "quintic"])
 def test_sfe_and_dfi_of_every_iteration_follow_from_the_singular_values(name: str) -> None:
     w = normal(30, 20)
