@@ -42,11 +42,19 @@ def test_the_page_is_made_of_the_file(claims) -> None:
         assert between(PAGE, marker) == "\n".join(block), "run python docs/results.py"
 
 
-@pytest.mark.parametrize("page", ["docs/claims.md"])
+@pytest.mark.parametrize("page", ["docs/claims.md", "docs/results.md"])
 def test_cells_are_short(page: str, claims) -> None:
     rows = cells((ROOT / page).read_text())
     assert len(rows) > 30
     assert [cell for row in rows for cell in row if claims.words(cell) > claims.MOST_WORDS] == []
+
+
+def test_the_numbers_of_the_short_answers_are_on_the_pages_of_the_papers(claims) -> None:
+    known = {number for path in (ROOT / "docs").glob("results-*.md") for number in claims.decimals(path.read_text())}
+    lines = (ROOT / "docs/results.md").read_text().splitlines()
+    numbers = claims.decimals("\n".join(line for line in lines if "[theory]" not in line))  # those have numbered theorems
+    assert len(numbers) > 20
+    assert [number for number in numbers if number not in known] == []
 
 
 @pytest.mark.parametrize(
