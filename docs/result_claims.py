@@ -65,10 +65,6 @@ def problems(entry: Mapping[str, Any]) -> Iterator[str]:
         yield f"{given}, and {'some' if settled else 'no'} records or tests"
     if entry["verdict"] == "false as printed" and not entry.get("tests"):
         yield "false as printed needs the test with the counterexample"
-    written = known_numbers(entry)
-    for number in decimals(entry.get("found", "")):
-        if number not in written:
-            yield f"{number} is not on the page of the claim, nor in its tests"
     for runs in entry.get("runs", []):
         yield from wrong_runs(runs["in"], runs["arms"], runs["n"])
     for test in entry.get("tests", []):
@@ -78,6 +74,16 @@ def problems(entry: Mapping[str, Any]) -> Iterator[str]:
     for file in entry.get("files", []):
         if not (ROOT / file).is_file():
             yield f"there is no file {file}"
+
+
+def strays(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Decimal numbers in "found" that are neither on the linked page nor in a test. For pages that are written."""
+    return [
+        f"{entry['id']}: {number} is not on the page of the claim, nor in its tests"
+        for entry in entries
+        for number in decimals(entry.get("found", ""))
+        if number not in known_numbers(entry)
+    ]
 
 
 def known_numbers(entry: Mapping[str, Any]) -> set[float]:

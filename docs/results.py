@@ -370,3 +370,5 @@ if __name__ == "__main__":
         page.write_text(rendered(page.read_text()))
     for name in FIGURES:
         (ASSETS / name).write_bytes(figure(name))
+    wrong = result_claims.strays(result_claims.claims())
+    assert not wrong, "claims.toml has numbers that pages and tests have not:\n" + "\n".join(wrong)
