@@ -23,7 +23,7 @@ from replastic.train import Training, train
 from replastic.train.loop import order_of
 from replastic.train.measuring import Measuring
 from replastic.train.passes import Passes
-from replastic.train.step import micro_batches
+from replastic.train.step import micro_batches, on
 
 CE = nn.functional.cross_entropy
 SAMPLES, BATCH = 46, 10  # five steps a pass, the last of six samples
@@ -162,6 +162,35 @@ def test_micro_batches_have_the_gradient_of_the_batch() -> None:
         found = [parameter.grad.flatten() for parameter in learner.model.parameters() if parameter.grad is not None]
         gradients.append(torch.cat([*found, torch.tensor([row["loss"]])]))
     assert torch.allclose(*gradients, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_micro_batches_of_several_inputs_and_targets(kind: Callable[..., Any]) -> None:
+    inputs, classes = torch.arange(6.0), torch.arange(6)
+    batch = rp.learner.Batch(kind([inputs, -inputs, torch.ones(2)]), {"classes": classes, "others": classes + 1})
+    parts = [part for part, _ in micro_batches(batch, 2)]
+    assert [[each.tolist() for each in part.inputs] for part in parts] == [
+        [[0, 1, 2], [0, -1, -2], [1, 1]], [[3, 4, 5], [-3, -4, -5], [1, 1]],
+    ]  # fmt: skip
+    assert [part.targets["others"].tolist() for part in parts] == [[1, 2, 3], [4, 5, 6]]
+    assert [share for _, share in micro_batches(batch, 2)] == [0.5, 0.5]
+    assert [each.device.type for each in on(torch.device("meta"), batch.inputs)] == ["meta"] * 3
+
+
+def test_the_means_of_a_row_are_over_samples_if_there_are_several_targets() -> None:
+    """And `correct` may return shares."""
+    inputs, targets = table().batch(torch.arange(8))
+    task = rp.Task(
+        "two",
+        lambda generator: [(inputs, {"first": targets, "second": targets})],
+        lambda outputs, wanted: CE(outputs, wanted["first"]) + CE(outputs, wanted["second"]),
+        correct=lambda outputs, wanted: torch.full((len(outputs),), 0.25),
+    )
+    learner = learner_of(settings())
+    loss = 2 * CE(learner.model(inputs), targets).item()
+    row = rows_of(learner, [task], settings(accumulate=2))[1]
+    assert row["loss"] == pytest.approx(loss, rel=1e-5)
+    assert row["online_accuracy"] == 0.25
 
 
 def test_a_task_has_epochs_or_steps() -> None:

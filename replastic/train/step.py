@@ -22,7 +22,7 @@ class Totals:
 
     def __init__(self, device: torch.device) -> None:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
-        self.right = torch.zeros((), dtype=torch.int64, device=device)
+        self.right = torch.zeros((), dtype=torch.float64, device=device)
 
     def clear(self) -> None:
         self.loss.zero_()
@@ -35,7 +35,7 @@ class Totals:
 
     def means(self, samples: int, counted: bool) -> dict[str, Tensor]:
         """By name: the mean loss, and the accuracy of the answers, which were all computed before learning from them."""
-        return {"loss": self.loss / samples} | ({"online_accuracy": self.right.double() / samples} if counted else {})
+        return {"loss": self.loss / samples} | ({"online_accuracy": self.right / samples} if counted else {})
 
 
 class EagerSteps:
@@ -82,7 +82,7 @@ class EagerSteps:
             self.next_rate("epoch")
             for inputs, targets in batches:
                 batch = Batch(on(self.learner.device, inputs), on(self.learner.device, targets))
-                samples += len(batch.targets)
+                samples += samples_in(batch)
                 self.step(task, batch)
         if not samples:
             raise ValueError(f"task {task.name!r} has no batches: Task(batches=...) returned none")
@@ -104,7 +104,7 @@ class EagerSteps:
         self.next_rate("step")
         loss, right = self.gradients(task, batch, self.learner.model)
         self.learner.apply()
-        self.totals.add(loss, right, len(batch.targets))
+        self.totals.add(loss, right, samples_in(batch))
 
     def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
         """Leave the gradient of loss and penalties with the parameters; returns the loss, and how many were right."""
@@ -126,22 +126,36 @@ class EagerSteps:
 
 def micro_batches(batch: Batch, count: int) -> Iterator[tuple[Batch, float]]:
     """The batch in parts, each with its share of the samples; at most `count`, of one size but for the last."""
-    samples = len(batch.targets)
+    samples = samples_in(batch)
     size = math.ceil(samples / count)
+    if size == samples:
+        yield batch, 1.0
+        return
     for start in range(0, samples, size):
-        part = batch if size == samples else Batch(*(_cut(each, start, start + size) for each in batch))
-        yield part, len(part.targets) / samples
+        end = min(start + size, samples)
+
+        def cut(tensor: Tensor, start: int = start, end: int = end) -> Tensor:
+            return tensor[start:end] if tensor.ndim and len(tensor) == samples else tensor
+
+        yield Batch(_mapped(cut, batch.inputs), _mapped(cut, batch.targets)), (end - start) / samples
 
 
-def _cut(each: Any, start: int, end: int) -> Any:
-    """Some samples of inputs or targets."""
-    if isinstance(each, Mapping):
-        return {name: _cut(value, start, end) for name, value in each.items()}
-    return each[start:end] if isinstance(each, Tensor) else each
+def samples_in(batch: Batch) -> int:
+    """The length of the targets, or of the first tensor if there are several."""
+    targets = [*batch.targets.values()] if isinstance(batch.targets, Mapping) else batch.targets
+    several = isinstance(targets, tuple | list) and len(targets) > 0 and isinstance(targets[0], Tensor)
+    return len(targets[0] if several else targets)
 
 
 def on(device: torch.device, given: Any) -> Any:
-    """Inputs or targets on the device; values other than tensors and dicts of them are returned as they are."""
+    """Inputs or targets on the device; values other than tensors, and dicts, tuples and lists of them, stay as they are."""
+    return _mapped(lambda tensor: tensor.to(device, non_blocking=True), given)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], given: Any) -> Any:
+    """The same with the function of each tensor in it."""
     if isinstance(given, Tensor):
-        return given.to(device, non_blocking=True)
-    return {name: on(device, value) for name, value in given.items()} if isinstance(given, dict) else given
+        return function(given)
+    if type(given) in (tuple, list):
+        return type(given)(_mapped(function, one) for one in given)
+    return {name: _mapped(function, one) for name, one in given.items()} if isinstance(given, Mapping) else given

@@ -159,7 +159,7 @@ class _Epoch:
         self.at = torch.zeros(members, 1, dtype=torch.int64, device=device)  # position in the order
         self.within = torch.arange(self.batch, device=device)
         self.loss = torch.zeros(members, dtype=torch.float64, device=device)
-        self.right = torch.zeros(members, dtype=torch.int64, device=device)
+        self.right = torch.zeros(members, dtype=torch.float64, device=device)
         self.trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
         self.rule = StackedSGD(stack.members, self.trained, stack.clip)
         if stack.rank_one is not None:
@@ -185,7 +185,7 @@ class _Epoch:
                 self._between(seen)
         finally:
             self._finish(seen)
-        accuracy = {"online_accuracy": self.right.double() / samples} if self.task.correct is not None else {}
+        accuracy = {"online_accuracy": self.right / samples} if self.task.correct is not None else {}
         return {"loss": self.loss / samples, **accuracy}
 
     def _replayed(self, number: int) -> None:
