@@ -113,7 +113,7 @@ class CapturedSteps(EagerSteps):
         yield means
 
     def evaluate(self, task: Task, network: nn.Module) -> Mapping[str, float | Tensor]:
-        if self._recorded is None or self._recorded.task is not task or network is not self.learner.model:
+        if self._recorded is None or not self._recorded.is_of(task, self.learner) or network is not self.learner.model:
             return super().evaluate(task, network)
         with self._at_work():
             return self._recorded.evaluate(lambda: super(CapturedSteps, self).evaluate(task, network))
