@@ -144,6 +144,8 @@ def test_a_place_that_is_not_in_the_stream_is_refused() -> None:
         rows_of(learner_of(settings()), [], settings())
     with pytest.raises(ValueError, match="load_state_dict"):
         rows_of(learner_of(settings()), stream(), settings(), done=(1, 1))
+    with pytest.raises(ValueError, match=r"\(1, 0\).*boundary"):
+        rows_of(learner_of(settings()), stream(), settings(), done=(1, 0))
 
 
 def test_any_stream_of_tasks_will_do() -> None:

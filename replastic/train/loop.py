@@ -101,7 +101,7 @@ def train(
     In a task of epochs, rows come after epochs; in one of steps, after steps: those that training.evaluate_every,
     evaluate_last and the moments of measures ask for. The order of the data depends only on `seed` and the numbers of task
     and pass. Between two rows the caller may save `learner.state_dict()`; a learner that has loaded it continues with
-    done=row.position, bit for bit.
+    done=row.position, bit for bit. Do not save right after a boundary, which a resumed run would cross again.
 
     >>> from torch import nn
     >>> data = [(torch.randn(8, 4), torch.randint(2, (8,)))]
@@ -128,6 +128,8 @@ def train_in_pieces(
     measuring = [measuring] if isinstance(measuring, Measuring) else measuring
     if not 0 <= done[0] < len(tasks):
         raise ValueError(f"done={done}, and there are {len(tasks)} tasks: pass the position of a row of this stream")
+    if done[0] > 0 and done[1] == 0:
+        raise ValueError(f"done={done} is right after a boundary, which would be crossed again: resume from another row")
     if done[:2] != (0, 0) and learner.task is None:
         raise ValueError(f"done={done}, and the learner has begun no task: first learner.load_state_dict(saved, task=...)")
     check_stream(tasks, training)
