@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -191,6 +192,22 @@ def test_without_a_loss_there_is_no_step(method: Method) -> None:
     learner = learner_of([copy.deepcopy(method)])
     with pytest.raises(ValueError, match="backward"):
         learner.backward(iter([]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "clip", "says"),
+    [
+        (lambda outputs: 1.5, None, "float"),
+        (lambda outputs: outputs, None, r"\(12, 4\)"),
+        (lambda outputs: outputs.detach().sum(), None, "requires_grad_"),
+        (lambda outputs: outputs.sum(), -1.0, r"clip=-1\.0"),
+        (lambda outputs: outputs.sum(), 0, "clip=0"),
+    ],
+)
+def test_what_has_no_gradient_or_no_norm_is_refused(loss: Callable[[Tensor], Any], clip: float | None, says: str) -> None:
+    learner = learner_of([])
+    with pytest.raises((TypeError, ValueError), match=says):
+        learner.backward(loss(learner.model(BATCHES[0][0])), clip=clip)
 
 
 def test_steps_are_counted_and_methods_called_where_an_epoch_is_over_at_once() -> None:

@@ -93,6 +93,25 @@ def check_functions(loss: object, build: object) -> None:
             raise TypeError(f"{name} is a {type(value).__name__}: pass a function, as in {example}")
 
 
+def check_loss_and_clip(loss: object, clip: float | None) -> None:
+    """Raise unless these are a tensor or several, and a norm or None."""
+    if not isinstance(loss, Iterable):
+        raise TypeError(f"learner.backward(loss) got a {type(loss).__name__}: pass the loss as a tensor, or several of them")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip={clip!r}: pass the largest norm of a gradient, above 0, or None")
+
+
+def check_objective(objective: Tensor) -> None:
+    """Raise unless it is one number with a gradient."""
+    if objective.numel() != 1:
+        raise ValueError(f"the loss has shape {tuple(objective.shape)}: it must be one number, for example loss.mean()")
+    if not objective.requires_grad:
+        raise ValueError(
+            "the loss does not depend on a parameter that trains: compute it outside of torch.no_grad(), and call "
+            "requires_grad_(True) on what is to train"
+        )
+
+
 def check_task(task: object, methods: list[Method]) -> None:
     """Raise unless `task` is a Task, or is None and no method needs one."""
     if task is not None and not isinstance(task, Task):

@@ -20,6 +20,8 @@ from .checks import (
     check_acts,
     check_functions,
     check_holds,
+    check_loss_and_clip,
+    check_objective,
     check_own_steps,
     check_placed,
     check_processes,
@@ -135,10 +137,14 @@ class Learner:
         batch: what the loss was computed from, for methods that look at it.
         clip: the largest norm of the summed gradient, penalties included.
         """
+        check_loss_and_clip(loss, clip)
         self.optimizer.zero_grad()
         total = None
         for one in [loss] if isinstance(loss, Tensor) else loss:
-            (one + self.penalty(batch) if total is None else one).backward()
+            penalty = self.penalty(batch) if total is None else 0.0
+            objective = one + penalty if isinstance(penalty, Tensor) else one
+            check_objective(objective)
+            objective.backward()
             total = one.detach() if total is None else total + one.detach()
         if total is None:
             raise ValueError("learner.backward(loss) got an empty sequence of losses: pass a tensor, or one or more of them")
