@@ -131,6 +131,26 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_half_done() ->
         assert (after["steps"], after["task_number"], after["begun"]) == (0, 0, False)
 
 
+def test_an_optimiser_that_was_replaced_while_a_state_did_not_fit_trains_again() -> None:
+    def new() -> Learner:
+        return learner_of(ZOO["mlp"], [rp.UseMuon(from_task=1)])
+
+    learner, other = new(), new()
+    steps(learner, ZOO["mlp"], 1)
+    learner.begin()
+    saved = copy.deepcopy(learner.state_dict())
+    first = saved["optimizer"]["optimizers"][0]["param_groups"]
+    first.append(first[0])
+    before, optimizer = weights(other.model), other.optimizer
+    with pytest.raises(ValueError, match="optimiser has groups of"):
+        other.load_state_dict(saved)
+    assert other.optimizer is optimizer
+    assert other.task_number == 0
+    steps(other, ZOO["mlp"], 1)
+    optimizer.step()  # not refused
+    assert not equal(weights(other.model), before)
+
+
 def test_loaded_state_lies_where_the_method_put_it() -> None:
     learner = simple(Drift())
     saved = saved_and_loaded(learner)

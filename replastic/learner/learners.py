@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..linalg import many
 from ..units import original
 from ..weights.place import region_of
+from .before import Before
 from .checks import optimizers_of
 from .fresh import named_tensors
 from .learner import Learner
@@ -69,7 +70,7 @@ class Learners(Mapping[str, Learner]):
         If one member raises, all of them are as they were before. Until then a second copy of the weights and of the
         optimisers' states is in memory.
         """
-        before = {name: _Before(learner) for name, learner in self._members.items()}
+        before = {name: Before(learner) for name, learner in self._members.items()}
         try:
             for learner in self._members.values():
                 learner.begin(task)
@@ -90,7 +91,7 @@ class Learners(Mapping[str, Learner]):
             theirs, mine = named_tensors(self._members[name].model), named_tensors(target)
             parameters = {key for key, one in mine.items() if isinstance(one, nn.Parameter) and one.is_floating_point()}
             moving = {region_of(mine[key]): key for key in parameters}.values()  # tied tensors once
-            many.lerp_([mine[key] for key in moving], [theirs[key] for key in moving], rate)
+            many.lerp_([mine[key] for key in moving], [theirs[key].to(mine[key]) for key in moving], rate)
             for key in mine.keys() - parameters:
                 mine[key].copy_(theirs[key])
 
@@ -109,7 +110,7 @@ class Learners(Mapping[str, Learner]):
         task: the one in progress, for every member.
         """
         _check_names(saved, {"learners": self._members, "targets": self.targets})
-        before = [_Before(learner) for learner in self._members.values()]
+        before = [Before(learner) for learner in self._members.values()]
         try:
             for name, learner in self._members.items():
                 learner.load_state_dict(saved["learners"][name], task)
@@ -158,48 +159,6 @@ def copy_(target: nn.Module, network: nn.Module, values: Mapping[str, Tensor] | 
 
 def _tree(model: nn.Module) -> list[tuple[str, type[nn.Module]]]:
     return [(name, type(module)) for name, module in list(model.named_modules())[1:]]
-
-
-class _Before:
-    """What a learner was before a boundary or a checkpoint, to restore if that fails."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.learner, self.random = learner, learner.generator.get_state()
-        self.states = [copy.deepcopy(method.state) for method in learner.methods]
-        holders: list[Any] = [vars(learner), *map(vars, learner.methods)]  # dicts, of which the content is kept
-        for module in original(learner.model).modules():
-            holders += [vars(module), module._modules, module._parameters, module._buffers]
-        for optimizer in optimizers_of(learner.optimizer):
-            hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-            holders += [vars(optimizer), *hooks, optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
-        self.contents = [(held, {k: [*v] if type(v) is list else v for k, v in held.items()}) for held in holders]
-        tensors = {id(t): t for _, content in self.contents for t in content.values() if isinstance(t, Tensor)}
-        self.tensors = {key: (tensor, tensor.detach().clone(), tensor.grad) for key, tensor in tensors.items()}
-        self.trains = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
-
-    def differs(self) -> bool:
-        """Whether the network has other tensors or other numbers now."""
-        now = named_tensors(self.learner.model).values()
-        return any(id(t) not in self.tensors or not torch.equal(t, self.tensors[id(t)][1]) for t in now)
-
-    @torch.no_grad()
-    def restore_(self) -> None:
-        learner = self.learner
-        if learner.taps is not None:
-            learner.taps.close()
-        for held, content in self.contents:
-            held.clear()
-            held.update(content)
-        for method, state in zip(learner.methods, self.states, strict=True):
-            method.state = state
-        for tensor, value, gradient in self.tensors.values():
-            tensor.copy_(value)
-            tensor.grad = gradient
-        learner.model.requires_grad_(False)
-        for parameter in self.trains:
-            parameter.requires_grad_(True)
-        learner.generator.set_state(self.random)
-        learner.model_changed()
 
 
 def _seed_(learner: Learner, name: str) -> None:

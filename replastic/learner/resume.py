@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..units import original
+from .before import Before
 from .fresh import as_loaded, load_, moved, named_tensors, plain
 from .task import Task
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from .learner import Learner
 
 _OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}  # left in optimisers' groups
-# A learner's attributes that are put back if a state cannot be loaded.
-_RESTORED = ("task", "task_number", "_begun", "seed", "steps", "initial", "_started", "_acting")
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
@@ -50,17 +49,17 @@ def resume_from(learner: Learner, saved: Mapping[str, Any], task: Task | None) -
     first = _first_weights(learner, saved)
     if len(learner._started) == len(learner.methods):  # a method that has yet to start may replace the optimiser
         _check_optimizers(saved["optimizer"], learner.optimizer.state_dict())
-    before, states = {name: vars(learner)[name] for name in _RESTORED}, [method.state for method in learner.methods]
+    before = Before(learner, values=False)
     try:
         learner.task, learner.task_number, learner._begun = task, saved["task_number"], saved["begun"]
         learner.seed, learner.steps = saved["seed"], saved["steps"]
         learner.initial = moved(first, named_tensors(learner.model), learner.device)
         _resume_methods(learner, saved["methods"])
         _check_optimizers(saved["optimizer"], learner.optimizer.state_dict())
+        if _loads_by_name(original(learner.model)):  # methods may have rebuilt it
+            _check_tensors(saved["model"], state_of(learner)["model"], names=True)
     except Exception:
-        vars(learner).update(before)
-        for method, state in zip(learner.methods, states, strict=True):
-            method.state = state
+        before.restore_()
         raise
     load_(original(learner.model), saved["model"])
     learner.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))  # torch would keep the caller's tensors
