@@ -216,6 +216,15 @@ def test_polyak_moves_parameters_by_the_rate_and_copies_buffers() -> None:
         learners.polyak_(1.5)
 
 
+def test_a_target_in_half_precision_follows_in_half_precision() -> None:
+    network, target = nn.Linear(4, 2), nn.Linear(4, 2).bfloat16()
+    learner = Learner(network, torch.optim.SGD(network.parameters(), lr=0.1))
+    wanted = target.weight.lerp(network.weight.bfloat16(), 0.25)
+    Learners({"critic": learner}, {"critic": target}).polyak_(0.25)
+    assert target.weight.dtype == torch.bfloat16
+    assert torch.allclose(target.weight, wanted)
+
+
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
