@@ -152,6 +152,15 @@ def test_frozen_parameters_are_not_the_optimisers() -> None:
     assert [parameter is model.weight for parameter in group["params"]] == [True]
 
 
+def test_groups_with_one_tensor_as_their_rate_have_one_rate() -> None:
+    """As an optimiser on a GPU has it, where "matrices" makes two groups."""
+    layer, rate = nn.Linear(2, 2), torch.tensor(0.1)
+    optimizer = torch.optim.SGD([{"params": [layer.weight]}, {"params": [layer.bias], "weight_decay": 0.0}], lr=rate)
+    for step, wanted in enumerate([0.05, 0.1, 0.1]):
+        settings(warmup=2, rate_per="step").set_rate(optimizer, step, 3)
+        assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([wanted, wanted])
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -217,9 +217,10 @@ class Training:
         peak: this task's highest rate, as a multiple of the one that the optimiser was made with.
         """
         factor = self.rate_factor(at, of) * peak
+        for group in optimizer.param_groups:  # all of them before any changes: groups may have one tensor as their rate
+            group.setdefault("initial_lr", float(group["lr"]))
         for group in optimizer.param_groups:
-            rate = group["lr"]
-            now = group.setdefault("initial_lr", float(rate)) * factor
+            rate, now = group["lr"], group["initial_lr"] * factor
             if isinstance(rate, Tensor):
                 # A checkpoint that was read on another device brings a rate from there.
                 group["lr"] = rate.to(group["params"][0].device).fill_(now)
