@@ -94,6 +94,14 @@ def test_only_matrices_decay_if_that_is_asked_for() -> None:
     assert optimizer.param_groups[0]["weight_decay"] == 0.3  # an optimiser of one's own keeps what it has
 
 
+def test_an_optimiser_that_a_method_made_keeps_its_own_settings() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = muon(model, weight_decay=0.2)
+    settings(weight_decay=[0.1, 0.3], betas=[[0.9, 0.95], [0.8, 0.9]]).set_groups(optimizer, 1)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.2]
+    assert optimizer.param_groups[1]["betas"] == (0.9, 0.95)
+
+
 def test_records_have_later_settings_only_where_they_are_set() -> None:
     """So that runs of older records can be continued, and first tasks still be shared with them."""
     old = {

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..linalg.products import float32_convolutions, float32_precision
+from ..optim import Together
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -179,7 +180,12 @@ class Training:
         return kind(parameters, rate, **settings, fused=True, capturable=on_gpu)
 
     def set_groups(self, optimizer: Optimizer, number: int) -> None:
-        """Set what the optimiser's groups have of their own in a task: the settings with one value for each task."""
+        """Set what the optimiser's groups have of their own in a task: the settings with one value for each task.
+
+        Optimisers that are used like one, such as Muon and AdamW, keep theirs, which `make_optimizer` did not set.
+        """
+        if isinstance(optimizer, Together):
+            return
         one = self.for_task(number)
         for name in set(_OF_GROUPS) & set(self.per_task()):
             value = getattr(one, name)
