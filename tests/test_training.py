@@ -169,6 +169,11 @@ def test_groups_with_one_tensor_as_their_rate_have_one_rate() -> None:
         assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([wanted, wanted])
 
 
+def test_a_model_of_which_nothing_trains_has_no_optimiser() -> None:
+    with pytest.raises(ValueError, match="requires_grad_"):
+        settings().make_optimizer(nn.Linear(2, 2).requires_grad_(False))
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -195,6 +200,12 @@ def test_groups_with_one_tensor_as_their_rate_have_one_rate() -> None:
         ({"path": "fast"}, "path = 'fast' must be"),
         ({"evaluate_every": 0}, "evaluate_every = 0 must be"),
         ({"evaluate_last": 0}, "evaluate_last = 0 must be"),
+        ({"betas": 0.9}, r"betas = 0\.9"),
+        ({"betas": [[0.9, 0.95], 0.9]}, r"betas = .* 0\.9\]"),
+        ({"decay_at": 5}, "decay_at = 5"),
+        ({"horizon": 2.5}, r"horizon = 2\.5"),
+        ({"accumulate": 1.5}, r"accumulate = 1\.5"),
+        ({"eps": "small"}, "eps = 'small'"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(given: dict[str, Any], says: str) -> None:

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import cache
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from ..linalg.products import float32_convolutions, float32_precision
 from ..optim import Together
+from ..options import check_type
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -85,6 +87,8 @@ class Training:
     rate_per: Literal["epoch", "step"] = "epoch"
 
     def __post_init__(self) -> None:
+        for name, kind in _types().items():
+            check_type(getattr(self, name), kind, f"training: {name}")
         lengths = {name: len(getattr(self, name)) for name in self.per_task()}
         for name, length in lengths.items():
             if not length:
@@ -165,6 +169,8 @@ class Training:
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """The optimiser of a model's parameters. On CUDA its steps can be part of a graph: rates are tensors there."""
         parameters: Any = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise ValueError("training: the model has no parameter that trains: call requires_grad_(True) on it")
         one: Any = self.for_task(0)
         device = parameters[0].device
         on_gpu = device.type == "cuda"
@@ -257,6 +263,13 @@ class Training:
     def autocast(self, device: torch.device) -> torch.autocast:
         """For forward passes."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+@cache
+def _types() -> dict[str, Any]:
+    """The types of settings whose values are not listed in `_check`."""
+    listed = ("optimizer", "anneal", "precision", "path", "decay", "rate_per")
+    return {name: kind for name, kind in get_type_hints(Training).items() if name not in listed}
 
 
 def _is_per_task(name: str, value: Any) -> bool:
