@@ -376,6 +376,11 @@ def test_two_parameters_on_one_memory_are_both_forgotten() -> None:
             TypeError,
             r"1\.weight is expanded",
         ),
+        (
+            lambda net: setattr(net[1], "weight", nn.Parameter(torch.ones(16).as_strided((6, 6), (2, 1)))),
+            TypeError,
+            r"1\.weight is .* overlaps itself",
+        ),
         (lambda net: setattr(net[1], "weight", nn.Parameter(torch.ones(36))), TypeError, r"1\.weight has one axis"),
         (
             lambda net: setattr(net[1], "weight", nn.Parameter(torch.eye(6).to_sparse())),

@@ -169,8 +169,11 @@ def unusable(parameter: Tensor, elsewhere: bool = False) -> str | None:
         return f"has dtype {parameter.dtype}, not one of {_FLOATS}: leave it out with where=..., or convert it first"
     if (parameter.device if place is None else place.device).type not in DEVICES:
         return f"is on {parameter.device}, which has no float64: move the model first, for example with model.cpu()"
-    if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
-        return "is expanded: several of its entries share one number. Make it an ordinary tensor with .clone()"
+    reach = 0  # of the axes with smaller strides
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return "is expanded or overlaps itself: entries share one number. Make it an ordinary tensor with .clone()"
+        reach += (size - 1) * stride
     plain = parameter.data if isinstance(parameter, nn.Parameter) else parameter
     if type(plain).__name__ == "DTensor":
         return f"{DTENSOR}: {INSTEAD}, or leave it out with where=..."
