@@ -76,9 +76,41 @@ class SupervisedLoop:
     measuring: Sequence[Measuring] = ()
     turns: bool = False
 
-    def rows(self, done: Position) -> Iterator[Row | None]:
-        start = train_in_pieces if self.turns else train
-        return start(self.learner, self.tasks, self.training, seed=self.seed, done=done, measuring=self.measuring)
+    def rows(self, done: Position | tuple[int, int]) -> Iterator[Row | None]:
+        learner, tasks, training, measuring = self.learner, self.tasks, self.training, self.measuring
+        if not 0 <= done[0] < len(tasks):
+            raise ValueError(f"done={done}, and there are {len(tasks)} tasks: pass the position of a row of this stream")
+        if done[0] > 0 and done[1] == 0:
+            raise ValueError(f"done={done} is right after a boundary, which would be crossed again: resume from another row")
+        if done[:2] != (0, 0) and learner.task is None:
+            raise ValueError(
+                f"done={done}, and the learner has begun no task: first learner.load_state_dict(saved, task=...)"
+            )
+        check_stream(tasks, training)
+        steps = steps_for(learner, training)
+        for number in range(done[0], len(tasks)):
+            task, at = tasks[number], done[1] if number == done[0] else 0
+            steps.begin(training.for_task(number), schedule_of(task, training.for_task(number), at), training.peak(number))
+            if at == 0:
+                before = reference_for(measuring, learner)
+                begin_task(learner, task, training, number)
+                yield row_of(steps, number, task, 0, {}, measuring, before)
+            passes = Passes(task, partial(order_of, self.seed, number), at)
+            while at < task.length:
+                if task.unit == "epochs":
+                    pieces, at = steps.pieces(task, order_of(self.seed, number, at)), at + 1
+                else:
+                    ahead = range(at + 1, task.length + 1)
+                    end = next(end for end in ahead if wants_row(number, end, task, steps.training, measuring))
+                    pieces, at = steps.stretch(task, passes, end - at), end
+                figures: dict[str, Tensor] = {}
+                for means in pieces:
+                    if means is not None:
+                        figures = means
+                    elif self.turns:
+                        yield None
+                if wants_row(number, at, task, steps.training, measuring):
+                    yield row_of(steps, number, task, at, figures, measuring)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -111,52 +143,8 @@ def train(
     >>> [(row.position.task, row.position.at) for row in train(learner, tasks, settings)]
     [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     """
-    pieces = train_in_pieces(learner, tasks, training, seed=seed, done=done, measuring=measuring)
-    return (row for row in pieces if row is not None)
-
-
-def train_in_pieces(
-    learner: Learner,
-    tasks: Sequence[Task],
-    training: Training,
-    *,
-    seed: int = 0,
-    done: Position | tuple[int, int] = (0, 0),
-    measuring: Measuring | Sequence[Measuring] = (),
-) -> Iterator[Row | None]:
-    """The same, with None wherever another run on the same GPU may have its turn."""
     measuring = [measuring] if isinstance(measuring, Measuring) else measuring
-    if not 0 <= done[0] < len(tasks):
-        raise ValueError(f"done={done}, and there are {len(tasks)} tasks: pass the position of a row of this stream")
-    if done[0] > 0 and done[1] == 0:
-        raise ValueError(f"done={done} is right after a boundary, which would be crossed again: resume from another row")
-    if done[:2] != (0, 0) and learner.task is None:
-        raise ValueError(f"done={done}, and the learner has begun no task: first learner.load_state_dict(saved, task=...)")
-    check_stream(tasks, training)
-    steps = steps_for(learner, training)
-    for number in range(done[0], len(tasks)):
-        task, at = tasks[number], done[1] if number == done[0] else 0
-        steps.begin(training.for_task(number), schedule_of(task, training.for_task(number), at), training.peak(number))
-        if at == 0:
-            before = reference_for(measuring, learner)
-            begin_task(learner, task, training, number)
-            yield row_of(steps, number, task, 0, {}, measuring, before)
-        passes = Passes(task, partial(order_of, seed, number), at)
-        while at < task.length:
-            if task.unit == "epochs":
-                pieces, at = steps.pieces(task, order_of(seed, number, at)), at + 1
-            else:
-                ahead = range(at + 1, task.length + 1)
-                end = next(end for end in ahead if wants_row(number, end, task, steps.training, measuring))
-                pieces, at = steps.stretch(task, passes, end - at), end
-            figures: dict[str, Tensor] = {}
-            for means in pieces:
-                if means is None:
-                    yield None
-                else:
-                    figures = means
-            if wants_row(number, at, task, steps.training, measuring):
-                yield row_of(steps, number, task, at, figures, measuring)
+    return (row for row in SupervisedLoop(learner, tasks, training, seed, measuring).rows(done) if row is not None)
 
 
 def check_stream(tasks: Sequence[Task], training: Training) -> None:

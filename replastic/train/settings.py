@@ -94,14 +94,13 @@ class Training:
             if not length:
                 raise ValueError(f"training: {name} = [] must be one value, or a list with one for each task")
         for number in range(max(lengths.values(), default=0)):
-            self._at(number)  # checks the values of this task
+            self.for_task(number)  # checks the values of this task
         if not lengths:
             self._check()
 
     def _check(self) -> None:
         one: Any = self  # without lists
-        is_adam = self.optimizer != "sgd"
-        whole = isinstance(one.warmup, int) and not isinstance(one.warmup, bool)
+        is_adam, whole = self.optimizer != "sgd", isinstance(one.warmup, int)
         for name, holds, expected in (
             ("optimizer", self.optimizer in get_args(OptimizerName), '"adam", "adamw" or "sgd"'),
             ("learning_rate", one.learning_rate > 0, "above 0"),
@@ -147,15 +146,14 @@ class Training:
 
     def for_task(self, number: int) -> Training:
         """The settings of one task, without lists of values for others."""
-        return self._at(number) if self.per_task() else self
+        lists = {name: getattr(self, name) for name in self.per_task()}
+        if not lists:
+            return self
+        return dataclasses.replace(self, **{name: values[min(number, len(values) - 1)] for name, values in lists.items()})
 
     def first(self, tasks: int) -> Training:
         """The settings of the first tasks alone."""
         return dataclasses.replace(self, **{name: getattr(self, name)[:tasks] for name in self.per_task()})
-
-    def _at(self, number: int) -> Training:
-        lists = {name: getattr(self, name) for name in self.per_task()}
-        return dataclasses.replace(self, **{name: values[min(number, len(values) - 1)] for name, values in lists.items()})
 
     def recorded(self) -> dict[str, Any]:
         """All settings, as records have them: later ones only where they are set."""
