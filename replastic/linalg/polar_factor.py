@@ -38,10 +38,13 @@ class PolarOptions:
     precision: Precision | None = None  # of float32 products on CUDA in "published"; None: torch's own setting
 
     def __post_init__(self) -> None:
-        _check_choice("method", self.method, get_args(Method))
-        _check_choice("rank", self.rank, get_args(RankPolicy))
-        if self.precision is not None:
-            _check_choice("precision", self.precision, get_args(Precision))
+        choices: dict[str, tuple[str, ...]] = {"method": get_args(Method), "rank": get_args(RankPolicy)}
+        choices |= {"precision": get_args(Precision)} if self.precision is not None else {}
+        choices |= {"coefficients": tuple(COEFFICIENTS)} if isinstance(self.coefficients, str) else {}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                listed = ", ".join(f'"{choice}"' for choice in known)
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {listed}")
         if not isinstance(self.steps, int) or isinstance(self.steps, bool):
             raise TypeError(f"steps={self.steps!r} is not an integer: write steps=10")
         if self.steps < 1:
@@ -51,12 +54,11 @@ class PolarOptions:
                 f"steps={self.steps} is beyond what changes anything: pass 1 to {MAX_STEPS}, as in steps=10, or "
                 'method="exact" for the polar factor itself'
             )
-        if isinstance(self.coefficients, str):
-            _check_choice("coefficients", self.coefficients, tuple(COEFFICIENTS))
-        elif len(self.coefficients) != 3:
-            raise ValueError(f"coefficients={self.coefficients!r}: pass a name or three numbers, as in (1.5, -0.5, 0.0)")
-        elif not _stays_bounded(self.coefficients, self.steps):
-            raise ValueError(f"coefficients={self.coefficients!r} diverge in {self.steps} steps: (1.5, -0.5, 0.0) do not")
+        if not isinstance(own := self.coefficients, str):
+            if len(own) != 3:
+                raise ValueError(f"coefficients={own!r}: pass a name or three numbers, as in (1.5, -0.5, 0.0)")
+            if not _stays_bounded(own, self.steps):
+                raise ValueError(f"coefficients={own!r} diverge in {self.steps} steps: (1.5, -0.5, 0.0) do not")
         if self.rank_tolerance is not None and not 0 <= self.rank_tolerance < 1:
             raise ValueError(f"rank_tolerance={self.rank_tolerance}: pass a share of the largest singular value, as in 1e-6")
         if self.method == "published" and (self.rank, self.rank_tolerance) != ("partial", None):
@@ -66,10 +68,6 @@ class PolarOptions:
                 f'method="{self.method}" takes as many steps as it needs: steps, coefficients and precision belong to '
                 'method="published"'
             )
-
-    @property
-    def polynomial(self) -> Coefficients:
-        return COEFFICIENTS[self.coefficients] if isinstance(self.coefficients, str) else self.coefficients
 
     def tolerance(self, dtype: torch.dtype, m: int) -> float:
         """Default rank tolerance: the rounding noise of the storage. In float64 this is numpy's m·eps. Float32 noise
@@ -218,19 +216,17 @@ def polar_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int
     with torch.autocast(w.device.type, enabled=False):
         if options.method == "published":
             with float32_precision(options.precision, w.device):
-                return _published_batch(w, options)
+                x, norm = frobenius_normalised(w)
+                r = gram(x)
+                before = gram_sums(r)
+                named = options.coefficients
+                coefficients = COEFFICIENTS[named] if isinstance(named, str) else named
+                factor = newton_schulz(x, r, options.steps, coefficients)
+                return BatchResult(factor, _sums(norm, before, factor))
         with float32_precision("ieee", w.device):
             if options.method == "fast" and half_pays(w):
                 return _fast_batch(w, options, sizes)
             return _exact_batch(w, options, sizes)
-
-
-def _published_batch(w: Tensor, options: PolarOptions) -> BatchResult:
-    x, norm = frobenius_normalised(w)
-    r = gram(x)
-    before = gram_sums(r)
-    factor = newton_schulz(x, r, options.steps, options.polynomial)
-    return BatchResult(factor, _sums(norm, before, factor))
 
 
 def _fast_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]]) -> BatchResult:
@@ -296,9 +292,3 @@ def _stays_bounded(coefficients: Coefficients, steps: int) -> bool:
     for _ in range(steps):
         x = a * x + b * x**3 + c * x**5
     return bool((x.abs() < 10).all())
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        listed = ", ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f"{name}={value!r} is not one of {listed}")

@@ -14,11 +14,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import conv
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ..linalg.batches import MatrixStack
 from ..linalg.polar_factor import DEVICES, FLOAT_DTYPES
-from .layers import ATTENTION, FUSED, Kind, Layout, UnknownLayout, is_lazy, layouts, role_of
+from .layers import ATTENTION, FUSED, Kind, Layout, UnknownLayout, layouts, role_of
 from .place import PlacedStack, Region, place_of, region_of
 from .sharded import DTENSOR, INSTEAD
 

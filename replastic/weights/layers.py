@@ -29,7 +29,7 @@ from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.modules import batchnorm, conv, instancenorm, rnn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 Kind = Literal["linear", "convolution", "recurrent", "bilinear", "embedding", "tied_head", "norm"]
 
@@ -77,11 +77,6 @@ _ROLES: dict[str, str] = {
     **dict.fromkeys(("k", "to_k", "k_proj", "key", "key_proj", "wk", "Wk", "k_lin", "k_proj_weight"), "key"),
     **dict.fromkeys(("v", "to_v", "v_proj", "value", "value_proj", "wv", "Wv", "v_lin", "v_proj_weight"), "value"),
 }
-
-
-def is_lazy(parameter: object) -> bool:
-    """Whether a parameter of a Lazy* module has no shape before the first batch."""
-    return isinstance(parameter, UninitializedParameter)
 
 
 def role_of(module_name: str) -> str | None:
