@@ -130,16 +130,20 @@ def check_same_build(model: nn.Module, drawn: nn.Module) -> None:
     ours = {memory(parameter) for parameter in model.parameters()}
     if any(memory(parameter) in ours for parameter in drawn.parameters()):
         raise ValueError("build() returned the model that is being trained: it must make a new one, as in lambda: MyModel()")
-    mine = {name: tensor.shape for name, tensor in named_tensors(model).items()}
-    theirs = {name: tensor.shape for name, tensor in named_tensors(drawn).items()}
-    if mine != theirs:
-        name = next(name for name in [*mine, *theirs] if mine.get(name) != theirs.get(name))
-        if {name.removeprefix("module."): shape for name, shape in mine.items()} == theirs:
+    mine, theirs = named_tensors(model), named_tensors(drawn)
+    if difference := shape_difference(mine, theirs):
+        if not shape_difference({name.removeprefix("module."): tensor for name, tensor in mine.items()}, theirs):
             raise ValueError("build() makes the inner model, but the learner has its wrapper: pass model.module to Learner")
-        raise ValueError(
-            f"build() makes a different model: {name!r} is {tuple(theirs[name]) if name in theirs else 'missing'} there and "
-            f"{tuple(mine[name]) if name in mine else 'missing'} here. Pass the function that made this model"
-        )
+        raise ValueError(f"build() makes a different model: {difference} here. Pass the function that made this model")
+
+
+def shape_difference(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str:
+    """The first name that has another shape in `theirs`, with both shapes; empty if all are the same."""
+    for name in {**mine, **theirs}:
+        here, there = (tuple(of[name].shape) if name in of else "missing" for of in (mine, theirs))
+        if here != there:
+            return f"{name!r} is {there} there and {here}"
+    return ""
 
 
 def built_like(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:

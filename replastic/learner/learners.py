@@ -16,7 +16,7 @@ from ..units import original
 from ..weights.place import region_of
 from .before import Before
 from .checks import optimizers_of
-from .fresh import named_tensors
+from .fresh import named_tensors, shape_difference
 from .learner import Learner
 from .task import Task
 
@@ -202,11 +202,7 @@ def _check_names(saved: Mapping[str, Any], mine: Mapping[str, Mapping[str, Any]]
 
 def _check_fits(what: str, tensors: Mapping[str, Tensor], network: nn.Module) -> None:
     """Raise unless tensors have the names and shapes of a network's."""
-    theirs, mine = ({name: tuple(one.shape) for name, one in held.items()} for held in (tensors, named_tensors(network)))
-    for name in {**mine, **theirs}:
-        if theirs.get(name) != mine.get(name):
-            there, here = theirs.get(name, "missing"), mine.get(name, "missing")
-            raise ValueError(
-                f"{what} is of another network: {name!r} is {there} there and {here} in its learner's. Pass a copy, as in "
-                "copy.deepcopy(network)"
-            )
+    if difference := shape_difference(named_tensors(network), tensors):
+        raise ValueError(
+            f"{what} is of another network: {difference} in its learner's. Pass a copy, as in copy.deepcopy(network)"
+        )
