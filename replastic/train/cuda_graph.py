@@ -78,7 +78,7 @@ class CapturedSteps(EagerSteps):
         return self._replayed(task, passes.orders(steps)) if self._records(task) else super().stretch(task, passes, steps)
 
     def _records(self, task: Task) -> TypeGuard[IndexedTask]:
-        if isinstance(task, IndexedTask) and _penalties_fit(self.learner):
+        if isinstance(task, IndexedTask) and all(map(_fits, self.learner.acting("penalty"))):
             return True
         self._recorded = self._rest = None
         return False
@@ -266,10 +266,6 @@ def capturable(optimizer: Optimizer) -> bool:
 
 def _fits(update: Optimizer | Method) -> bool:
     return update.capturable if isinstance(update, Method) else capturable(update)
-
-
-def _penalties_fit(learner: Learner) -> bool:
-    return all(method.capturable for method in learner.acting("penalty"))
 
 
 @contextmanager

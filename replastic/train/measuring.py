@@ -113,13 +113,9 @@ class Measuring:
             found |= taken if split == "train" else {f"{split}/{name}": value for name, value in taken.items()}
         return found
 
-    def _settings_of(self, name: str) -> dict[str, Mapping[str, Any]]:
-        covered = chosen_measures([name])
-        return {measured: given for measured, given in self.settings.items() if measured in covered}
-
     def _taken(self, probe: Probe, *, compares: bool) -> dict[str, Any]:
         asked: dict[str, Callable[[], dict[str, Any]]] = {
-            name: partial(measure, probe, name, self._settings_of(name))
+            name: partial(measure, probe, name, {m: self.settings[m] for m in chosen_measures([name]) if m in self.settings})
             for name in self.names
             if compares or name not in _DISTANCES
         }

@@ -142,7 +142,7 @@ def micro_batches(batch: Batch, count: int) -> Iterator[tuple[Batch, float]]:
 
 def samples_in(batch: Batch) -> int:
     """The length of the targets, or of the first tensor if there are several."""
-    targets = [*batch.targets.values()] if isinstance(batch.targets, Mapping) else batch.targets
+    targets: Any = [*batch.targets.values()] if isinstance(batch.targets, Mapping) else batch.targets
     several = isinstance(targets, tuple | list) and len(targets) > 0 and isinstance(targets[0], Tensor)
     return len(targets[0] if several else targets)
 

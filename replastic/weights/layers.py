@@ -160,7 +160,8 @@ def _linear(layer: nn.Module, last_name: str, parent: nn.Module | None, orient: 
 def _parts(layer: nn.Module, last_name: str, parent: nn.Module | None) -> tuple[tuple[str, ...], list[int]] | None:
     """Names and row counts of the maps in a layer; None if it contains one map."""
     names = FUSED[last_name]
-    if is_lazy(layer._parameters.get("weight")):
+    weight = layer._parameters.get("weight")
+    if weight is not None and is_lazy(weight):
         return None
     out, into = _out_and_in(layer)
     if getattr(parent, "head_first", False) or any(name in type(parent).__name__ for name in _INTERLEAVED):
