@@ -141,13 +141,7 @@ class PlasticityCallback(DataCallback, Callback):
     def state_key(self) -> str:
         """The key of the callback's state in a checkpoint: the names of its methods, and its moments."""
         names = [type(method).__name__ for method in self._attached.methods]
-        moments = {
-            "at_steps": sorted(self.moments.at_steps),
-            "every_steps": self.moments.every_steps,
-            "at_epochs": sorted(self.moments.at_epochs),
-            "every_epochs": self.moments.every_epochs,
-        }
-        return self._generate_state_key(methods=names, **{name: value for name, value in moments.items() if value})
+        return self._generate_state_key(methods=names, **self.moments.chosen())
 
     def state_dict(self) -> dict[str, Any]:
         passed = None if self._passed is None else list(self._passed)

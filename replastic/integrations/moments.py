@@ -40,14 +40,18 @@ class Moments:
             _period("every_epochs", every_epochs),
         )
 
-    def __str__(self) -> str:
+    def chosen(self) -> dict[str, list[int] | int]:
+        """What was chosen, by the names of the arguments."""
         given = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(self).items()}
-        return ", ".join(f"{name}={value}" for name, value in given.items() if value)
+        return {name: value for name, value in given.items() if value}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.chosen().items())
 
     @property
     def any(self) -> bool:
         """Whether any moment was chosen."""
-        return bool(self.at_steps or self.every_steps or self.at_epochs or self.every_epochs)
+        return bool(self.chosen())
 
     def between_steps(self, before: int, now: int) -> bool:
         """Whether a moment lies after `before` and not after `now`: loops may make several steps at once."""
