@@ -151,6 +151,18 @@ def test_an_optimiser_that_was_replaced_while_a_state_did_not_fit_trains_again()
     assert not equal(weights(other.model), before)
 
 
+def test_an_optimiser_that_was_replaced_may_be_set_again() -> None:
+    learner = learner_of(ZOO["mlp"], [])
+    first, second = learner.optimizer, torch.optim.SGD(learner.model.parameters(), lr=0.1)
+    learner.optimizer = second
+    with pytest.raises(RuntimeError, match="replaced this"):
+        first.step()
+    learner.optimizer = first
+    steps(learner, ZOO["mlp"], 1)
+    with pytest.raises(RuntimeError, match="replaced this SGD"):
+        second.step()
+
+
 def test_loaded_state_lies_where_the_method_put_it() -> None:
     learner = simple(Drift())
     saved = saved_and_loaded(learner)

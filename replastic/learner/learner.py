@@ -209,6 +209,10 @@ class Learner:
             hook.remove()
         self._hooks = [stepped.register_step_post_hook(self._saw_a_step) for stepped in optimizers_of(optimizer)]
         self._counted = optimizers_of(optimizer)[0]
+        for one in optimizers_of(optimizer):  # one that was replaced before may be set again
+            refusing = [key for key, hook in one._optimizer_step_pre_hooks.items() if hook is refuse_step]
+            for key in refusing:
+                del one._optimizer_step_pre_hooks[key]
         gone = optimizers_of(replaced) if replaced is not None else []
         for old in (old for old in gone if all(old is not kept for kept in optimizers_of(optimizer))):
             old.register_step_pre_hook(refuse_step)
