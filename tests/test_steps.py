@@ -265,6 +265,67 @@ def test_a_task_resumed_in_the_middle_of_a_pass_is_the_uninterrupted_one_bit_for
         assert torch.equal(numbers_of(resumed.model), numbers_of(whole.model))
 
 
+PER_TASK = {
+    "optimizer": "adamw", "learning_rate": [0.01, 0.002], "weight_decay": [0.1, 0.3], "betas": [[0.9, 0.99], [0.5, 0.9]],
+    "eps": [1e-8, 1e-4], "warmup": [0.5, 2], "anneal": ["linear", "cosine"], "floor": [0.0, 0.2], "horizon": [None, 30],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 9}])
+@pytest.mark.parametrize(
+    "given", [PER_TASK, {"optimizer": "sgd", "momentum": 0.9, "anneal": "step", "decay_at": [[2], [1, 3]]}]
+)
+def test_with_all_settings_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    given: dict[str, Any], length: dict[str, int]
+) -> None:
+    training = settings(decay="matrices", accumulate=3, clip=0.1, rate_per="step", evaluate_every=2, **given)
+    tasks = [indexed(name, **length) for name in "ab"]
+
+    def new() -> rp.Learner:
+        return learner_of(training, [rp.CBP(0.5, maturity=2), rp.L2(0.1)])
+
+    whole, expected, states = new(), [], []
+    for row in train(whole, tasks, training):
+        expected.append(row.read())
+        states.append((row.position, copy.deepcopy(whole.state_dict())))
+    for number, (position, state) in enumerate(states):
+        if position.at > 0:
+            resumed = new()
+            resumed.load_state_dict(state, task=tasks[position.task])
+            assert rows_of(resumed, tasks, training, done=position) == expected[number + 1 :]
+            assert torch.equal(numbers_of(resumed.model), numbers_of(whole.model))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "decay": "matrices",
+            "weight_decay": 0.3,
+            "clip": 0.2,
+            "warmup": 0.5,
+            "anneal": "cosine",
+            "floor": 0.2,
+            "horizon": 5,
+        },
+        {"momentum": 0.9, "anneal": "linear", "horizon": 2, "floor": 0.3, "weight_decay": 0.1},
+        {"decay_at": [1], "decay_by": 0.5, "floor": 0.7, "warmup": 2},
+    ],
+)
+def test_a_stack_has_the_schedule_and_the_groups_of_runs_alone(given: dict[str, Any]) -> None:
+    from replastic.train.stacked.loop import train_stacked
+
+    training = settings(optimizer="sgd", path="stacked", **{**given, "learning_rate": 0.1})
+    tasks, learners = [indexed(name, epochs=3) for name in "ab"], [learner_of(training) for _ in range(2)]
+    for _ in train_stacked(learners, [tasks, tasks], [training] * 2, seeds=[0, 1]):
+        pass
+    assert not torch.equal(*(numbers_of(learner.model) for learner in learners))
+    for seed, learner in enumerate(learners):
+        alone = learner_of(training)
+        rows_of(alone, tasks, replace(training, path="eager"), seed=seed)
+        assert torch.allclose(numbers_of(learner.model), numbers_of(alone.model), atol=1e-5)
+
+
 def test_a_stack_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     from replastic.train.stacked.loop import train_stacked
 
