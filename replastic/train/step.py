@@ -142,9 +142,9 @@ def micro_batches(batch: Batch, count: int) -> Iterator[tuple[Batch, float]]:
 
 def samples_in(batch: Batch) -> int:
     """The length of the targets, or of the first tensor if there are several."""
-    targets: Any = [*batch.targets.values()] if isinstance(batch.targets, Mapping) else batch.targets
-    several = isinstance(targets, tuple | list) and len(targets) > 0 and isinstance(targets[0], Tensor)
-    return len(targets[0] if several else targets)
+    targets = [*batch.targets.values()] if isinstance(batch.targets, Mapping) else batch.targets
+    first = next(iter(targets), None) if isinstance(targets, tuple | list) else None
+    return len(first if isinstance(first, Tensor) else targets)
 
 
 def on(device: torch.device, given: Any) -> Any:
