@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from replastic.cli import main
+from replastic.cli.bare import COMMANDS
 from replastic.cli.catalogue import List
 from replastic.cli.commands import ALL
 from replastic.cli.main import _stopped_by_signals as stopped_by_signals
@@ -309,8 +310,25 @@ def test_a_command_that_is_not_whole_exits_with_2(arguments: list[str], capsys: 
 
 def test_without_its_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "tyro", None)
-    assert main(["doctor"]) == 2
+    assert main(["list", "methods"]) == 2
     assert 'pip install "replastic[cli]"' in capsys.readouterr().err
+    assert main([]) == 2
+    assert 'pip install "replastic[cli]"' in capsys.readouterr().out
+
+
+def test_without_its_extra_the_command_still_has_help_and_doctor(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for missing in ("tyro", "rich", "rich.console"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert 'pip install "replastic[cli]"' in said
+    assert [kind.name for kind in ALL if kind.name not in said] == []
+    assert {kind.name for kind in ALL} == {*COMMANDS}
+    monkeypatch.setattr("replastic.cli.doctor.version_of", lambda name: None if name == "tyro" else "1.0")
+    assert main(["doctor"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "this command line" in line]
+    assert line.startswith("cli ")
+    assert line.endswith('missing  tyro: pip install "replastic[cli]"')
 
 
 # help

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..record.provenance import cores, version_of
 from .command import Command
-from .console import print_line, print_table
 from .shipped import experiments_folder
 
 _FOR = {
@@ -23,6 +23,9 @@ _FOR = {
     "ray": "sweep --on ray",
     "slurm": "sweep --on slurm",
     "live": "run --live tensorboard or wandb",
+    "lightning": "the callback for Lightning",
+    "hf": "the callback for Transformers' Trainer",
+    "sb3": "the callback for Stable-Baselines3",
     "docs": "building the documentation",
     "test": "the tests",
 }
@@ -35,16 +38,23 @@ class Doctor(Command):
     name: ClassVar[str] = "doctor"
 
     def __call__(self) -> int:
-        print_table(("", ""), [*_versions(), *_devices(), *_places()])
-        print_line("")
-        if extras := _extras():
-            print_table(("extra", "for", "is", "to get it"), extras)
-        else:
-            print_line("Which extras are missing is known once it is installed: pip install -e .")
-        problems = _problems()
-        for problem in problems:
-            print_line(f"\n{problem}")
-        return 1 if problems else 0
+        from .console import print_line, print_table
+
+        return report(print_line, print_table)
+
+
+def report(print_line: Callable[[str], None], print_table: Callable[..., Any]) -> int:
+    """Print everything; returns the exit code. Needs neither tyro nor rich, so that it runs without the extra [cli]."""
+    print_table(("", ""), [*_versions(), *_devices(), *_places()])
+    print_line("")
+    if extras := _extras():
+        print_table(("extra", "for", "is", "to get it"), extras)
+    else:
+        print_line("Missing extras are listed once the package is installed: pip install -e .")
+    problems = _problems()
+    for problem in problems:
+        print_line(f"\n{problem}")
+    return 1 if problems else 0
 
 
 def _versions() -> list[tuple[str, str]]:
@@ -120,7 +130,7 @@ def _problems() -> list[str]:
     try:
         import torch
     except ImportError as problem:
-        return [f"torch cannot be imported ({problem}): pip install -c constraints.txt -e ."]
+        return [f"torch cannot be imported ({problem}): pip install torch"]
     found = []
     if torch.cuda.is_available():
         try:

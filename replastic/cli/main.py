@@ -19,8 +19,6 @@ from typing import Annotated, Any, Union
 
 from .. import __version__
 
-_NEEDED = 'the command line needs tyro and rich: pip install "replastic[cli]"'
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command `replastic`; returns the exit code. Arguments that cannot be parsed are a SystemExit with code 2."""
@@ -31,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import rich  # noqa: F401
         import tyro  # noqa: F401
-    except ImportError as missing:
-        sys.stderr.write(f"replastic: {_NEEDED} ({missing})\n")
-        return 2
+    except ImportError:
+        from .bare import main as without_extra
+
+        return without_extra(given)
     from .console import Handler, console
 
     command = _parsed(given)
