@@ -30,6 +30,8 @@ PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROO
 WITHOUT_PYTHON = {
     "docs/design.md",
     "docs/experiments.md",
+    "docs/gallery.md",
+    "docs/glossary.md",
     "docs/performance.md",
     "docs/report.md",
     "docs/reproduce.md",
@@ -198,6 +200,18 @@ def check_methods(names: dict[str, Any], printed: str) -> None:
     assert names["learner"].task_number == 1
 
 
+def check_logging(names: dict[str, Any], printed: str) -> None:
+    runs = [read(folder) for folder in find_runs("runs/mine")]
+    assert {(run.arm, run.seed) for run in runs} == {(arm, seed) for arm in ("base", "FIRE") for seed in (1, 2, 3)}
+    assert {run.status for run in runs} == {"finished"}
+    assert all("dormant_fraction" in row["measures"] for run in runs for row in run.rows)
+    assert "idle" in runs[0].rows[-1]["measures"]
+    assert "True" in printed.splitlines()  # the resumed run has each row once
+    assert "<html" in Path("pages/mine/index.html").read_text()
+    assert list(Path("runs/board/base").glob("events.*"))
+    assert list(Path("wandb").glob("offline-run-*"))
+
+
 def check_training(names: dict[str, Any], printed: str) -> None:
     assert "(1, 8, 8) 10 1437 360" in printed
     assert printed.count("\n") == 9
@@ -269,6 +283,7 @@ CHECKS: dict[str, Callable[[dict[str, Any], str], None]] = {
     "docs/checkpoints.md": check_checkpoints,
     "docs/integrations.md": check_integrations,
     "docs/learner.md": check_learner,
+    "docs/logging.md": check_logging,
     "docs/measures.md": check_measures,
     "docs/methods.md": check_methods,
     "docs/training.md": check_training,
