@@ -11,6 +11,7 @@ import statistics
 import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 
@@ -167,7 +168,7 @@ def test_the_table_of_deviations_is_the_examples() -> None:
 
 
 def test_every_page_that_is_linked_exists() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             assert (page.parent / target).exists(), f"{page.name} links {target}"
@@ -242,6 +243,21 @@ def test_each_figure_has_a_file_and_a_page_and_shows_all_arms_of_its_records(mon
         study, chart = figures.charted(name)
         lines = [*chart.lines, *(line for _, lines in chart.frames for line in lines)]
         assert {line.arm for line in lines if any(map(math.isfinite, line.y))} == set(study.arms), name
+
+
+def test_the_gallery_has_every_example_and_the_pictures_of_their_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, gallery = (ROOT / "docs/gallery.md").read_text(), load("docs/gallery.py", monkeypatch)
+    examples = [path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")]
+    assert [name for name in examples if f"examples/{name}" not in page] == []
+    pictures = {path.stem: path for path in (ROOT / "docs/assets/gallery").glob("*.svg")}
+    assert set(pictures) == {*gallery.PICTURES, *gallery.NOTEBOOKS}
+    assert [name for name in pictures if f"](assets/gallery/{name}.svg)" not in page] == []
+    assert max(path.stat().st_size for path in pictures.values()) < 40_000
+    pinned = re.search(r"^matplotlib==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    if matplotlib.__version__ == pinned[1]:  # another version draws other bytes
+        for name, draw in gallery.PICTURES.items():
+            assert pictures[name].read_text() == gallery.svg(draw), f"{name}.svg: run python docs/gallery.py"
 
 
 def test_what_is_said_of_the_last_two_layers_is_in_their_tables() -> None:
