@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -105,10 +106,14 @@ def in_navigation() -> Iterator[str]:
 
 def test_every_page_is_in_the_navigation_once_and_in_the_site(pages: dict[str, Page]) -> None:
     named = list(in_navigation())
-    assert sorted(named) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    docs = ROOT / "docs"
+    assert sorted(named) == sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
+    groups = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    assert len(groups) <= 7
+    assert all(isinstance(pages, list) for group in groups for pages in group.values())
     assert {name.replace(".md", ".html") for name in named} == {*pages} - {"404.html"}
-    for name in named:
-        assert name.replace(".md", ".html") in pages["index.html"].links or name == "index.md", name
+    linked = {posixpath.normpath(link) for link in pages["index.html"].links}
+    assert [name for name in named if name.replace(".md", ".html") not in linked] == []
 
 
 def test_every_link_and_anchor_inside_resolves(site: Path, pages: dict[str, Page]) -> None:
@@ -171,8 +176,8 @@ def test_pages_have_one_title_and_no_gap_between_headings(pages: dict[str, Page]
 
 def test_tables_and_blocks_are_what_they_are_in_the_pages(site: Path) -> None:
     """A table that the site's Markdown does not take for one stays a paragraph of bars."""
-    for path in (ROOT / "docs").glob("*.md"):
-        text, html = path.read_text(), (site / path.name).with_suffix(".html").read_text()
+    for path in (ROOT / "docs").rglob("*.md"):
+        text, html = path.read_text(), (site / path.relative_to(ROOT / "docs")).with_suffix(".html").read_text()
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
         assert html.count("<table>") == len(re.findall(r"^\|(?:\s*:?-+:?\s*\|)+$", prose, re.MULTILINE)), path.name
         assert "```" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL), path.name
