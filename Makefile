@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 # One thread per process, since two workers share two cores. Bytecode is written even where the environment forbids it: dozens of
 # tests start a process, and each would compile the package again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
-DOCS_TESTS := tests/test_docs.py tests/test_site.py tests/test_code_blocks.py
+DOCS_TESTS := $(addprefix tests/test_,docs.py site.py reference.py code_blocks.py notebooks.py)
 
-.PHONY: demo quick test lint types unit docs benchmark clean
+.PHONY: demo quick test lint types unit docs package benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/replastic sweep experiments/quick.toml --out runs/quick
@@ -32,6 +32,10 @@ unit: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/zensical build --strict
 	SITE=$(CURDIR)/site $(PYTEST) $(DOCS_TESTS)
+
+package: $(VENV)/.installed
+	rm -rf dist
+	$(BIN)/python -m build
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/polar.py

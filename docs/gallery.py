@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/assets/gallery"
 _BLUE, _RED, _GREEN, _GREY = "#0072b2", "#d55e00", "#00805f", "#555555"
 _ACCURACY = re.compile(r"(\d\.\d\d) ±(\d\.\d\d)")
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.hashsalt": "replastic",
     "svg.fonttype": "none",
     "font.size": 9,

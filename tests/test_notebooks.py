@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -40,7 +41,7 @@ def test_a_notebook_is_committed_without_outputs(path: Path) -> None:
 def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
     """The names that the cells leave, and what they print."""
     pytest.importorskip("sklearn", reason="the notebooks need scikit-learn: pip install scikit-learn")
-    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    plt.switch_backend("agg")
 
     def refuse(*address: Any) -> None:
         raise AssertionError(f"{path.name} connects to {address}")
@@ -53,6 +54,7 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], st
             if cell["cell_type"] == "code":
                 exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
     torch.set_num_threads(threads)
+    plt.close("all")
     return names, printed.getvalue()
 
 
