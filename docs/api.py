@@ -37,7 +37,7 @@ class Page:
     modules: tuple[str, ...]
 
 
-# The first page that has a name's module takes it; in-place functions are taken out of `methods` before.
+# The page with the longest match of a name's module has it; in-place functions of `methods` are remedies.
 PAGES = {
     "remedies": Page(
         "Remedies",
@@ -61,15 +61,15 @@ PAGES = {
         "What is unhealthy in a model (`diagnose`), and when to act during training (`watch`).",
         ("diagnosis", "measures.watch"),
     ),
-    "curvature": Page(
-        "Curvature",
-        "Eigenvalues, spectra, traces and ranks of the loss's second derivatives. `rp.measure` has the common ones by name.",
-        ("measures.curvature",),
-    ),
     "measures": Page(
         "Measures",
         "By name, of a `Probe` (`rp.measure`), or as functions of tensors. [Measures](../measures.md) has a table of all.",
         ("measures",),
+    ),
+    "curvature": Page(
+        "Curvature",
+        "Eigenvalues, spectra, traces and ranks of the loss's second derivatives. `rp.measure` has the common ones by name.",
+        ("measures.curvature",),
     ),
     "units": Page("Units", "Hidden units: found in a model's graph, observed, and re-initialised.", ("units",)),
     "weights": Page("Weights", "A model's weights as matrices, and how to choose among them.", ("weights",)),
@@ -139,10 +139,13 @@ class Name:
         in_place = self.short.endswith("_") or self.short == "FireReport"
         if (self.module.startswith("methods.") and in_place) or self.paths[0] == "clear_state_":
             return "remedies"
-        for page, one in PAGES.items():
-            if any(f"{self.module}.".startswith(f"{module}.") for module in one.modules):
-                return page
+        matches = {module: page for page, one in PAGES.items() for module in one.modules if self._is_in(module)}
+        if matches:
+            return matches[max(matches, key=len)]
         raise ValueError(f"{self.shown}, defined in {self.module}, has no page: add the module to PAGES of docs/api.py")
+
+    def _is_in(self, module: str) -> bool:
+        return f"{self.module}.".startswith(f"{module}.")
 
     @property
     def summary(self) -> str:
@@ -230,8 +233,10 @@ def _table(names: list[Name]) -> Iterator[str]:
 
 def _entry(name: Name) -> str:
     parts = [f'<a id="{name.shown}"></a>', f"## {name.shown.replace('_', chr(92) + '_')}"]
+    also = ", ".join(f"`rp.{path}`" for path in name.paths[1:])
     if not _has_docstring(name.made):
-        return "\n\n".join([*parts, prose(name.value_text), *_values(name.made)]) + "\n"
+        parts += [prose(name.value_text), *_values(name.made), *([f"Also: {also}"] if also else [])]
+        return "\n\n".join(parts) + "\n"
     is_error = inspect.isclass(name.made) and issubclass(name.made, BaseException)
     if not is_error:
         parts.append(f"```python\n{signature(name.shown, name.made)}\n```")
@@ -241,7 +246,6 @@ def _entry(name: Name) -> str:
         parts += [*_fields(name.made, "setting"), f"Equation, paper and departures: [methods](../methods.md#{stem})."]
     elif inspect.isclass(name.made) and not is_error:
         parts += [*(_fields(name.made, "field") if dataclasses.is_dataclass(name.made) else []), *_members(name.made)]
-    also = ", ".join(f"`rp.{path}`" for path in name.paths[1:])
     parts.append(f"Source: {_source(name)}{f'. Also: {also}' if also else ''}")
     return "\n\n".join(parts) + "\n"
 
