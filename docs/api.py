@@ -2,7 +2,8 @@
 
 python docs/api.py
 
-A name is public if a namespace below exports it: by `__all__`, by `import name as name`, or because it is defined there.
+A name is public if a namespace below exports it: by `__all__`, by `import name as name`, or because it is a
+function, a class or a constant that is defined there.
 """
 
 from __future__ import annotations
@@ -92,13 +93,27 @@ PAGES = {
     ),
 }
 NAMESPACES = (
-    *("", "checkpoint", "diagnosis", "learner", "linalg", "measures", "measures.curvature", "methods", "models", "optim"),
-    *("record", "report", "theory", "theory.collapse", "theory.fire", "train", "units", "weights", "workloads.images"),
+    *("", "checkpoint", "diagnosis", "learner", "linalg", "measures", "measures.curvature", "methods", "methods.grids"),
+    *(
+        "models",
+        "optim",
+        "record",
+        "report",
+        "theory",
+        "theory.collapse",
+        "theory.fire",
+        "train",
+        "units",
+        "weights",
+        "workloads.images",
+    ),
     *("integrations.lightning", "integrations.sb3", "integrations.transformers"),
 )
 # Names that are no class or function have no docstring.
 VALUES = {
     "methods.METHODS": "All methods by the names that experiment files use.",
+    "methods.grids.GRIDS": "The hyperparameters that the papers searched, by experiment and method.",
+    "methods.grids.BEST": "The point of each grid that the papers chose, by experiment, data set and method.",
     "measures.MEASURES": "All measures by name, for `rp.measure`.",
     "weights.PRESETS": "What may be passed as `where`, by name.",
     "weights.Where": "What may be passed as `where`: a preset, a glob, a name, a predicate, or a list; see `rp.select`.",
@@ -108,8 +123,7 @@ VALUES = {
     "record.ENDINGS": "How a run can end.",
     "models.FROM_IMAGES": "Arguments of networks that follow from the data.",
     "models.MODELS": "All networks by name, for `build_model`.",
-    "theory.fire.Form": "Whether a bound is the form that holds, or the one that the paper prints.",
-    "theory.collapse.Dependence": "How the changes of a layer's weights depend on each other.",
+    "methods.grids.DEFAULTS": "The settings that the papers hold fixed, by experiment and method.",
     "integrations.transformers.FILE": "The file in a Trainer's checkpoint that has the methods' state.",
     "workloads.images.DATA_SETS": "All data sets by name, for `load`.",
     "workloads.images.PROTOCOLS": "All protocols by name.",
@@ -155,7 +169,10 @@ class Name:
 
     @property
     def value_text(self) -> str:
-        return VALUES[f"{self.module}.{self.short}"]
+        key = f"{self.module}.{self.short}"
+        if key not in VALUES:
+            raise ValueError(f"{self.shown} has no docstring: describe {key!r} in VALUES of docs/api.py")
+        return VALUES[key]
 
 
 def public_names() -> list[Name]:
@@ -190,7 +207,7 @@ def exported(module: ModuleType) -> list[str]:
             names.append(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names += [target.id for target in targets if isinstance(target, ast.Name)]
+            names += [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
     return [name for name in names if not name.startswith("_")]
 
 
