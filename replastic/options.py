@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,21 +17,23 @@ class OptionError(ValueError):
 
 
 def check_options(
-    made_by: Callable[..., Any], options: Mapping[str, Any], where: str, *, given: Sequence[str] = ()
+    made_by: Callable[..., Any], options: Mapping[str, Any], where: str, *, given: Sequence[str] = (), fixed: bool = True
 ) -> None:  # fmt: skip
     """Raise unless options are arguments of a function or class, with values of their types. `given`: arguments that are
-    set elsewhere, and not by options.
+    set elsewhere, and must not be set by options if they are `fixed`.
 
     >>> def fire(steps: int = 10): ...
     >>> check_options(fire, {"step": 5}, "[arms.FIRE]")
     Traceback (most recent call last):
     replastic.options.OptionError: [arms.FIRE] has the key 'step': did you mean 'steps'? (there is steps)
     """
-    arguments = options_of(made_by, given)
+    arguments = options_of(made_by, given if fixed else ())
     for option in options:
-        if option in given:
+        if fixed and option in given:
             raise OptionError(f"{where} has the key {option!r}, which is set by the rest of the file: leave it out")
-    check_keys(options, list(arguments), where, [name for name, (_, needed) in arguments.items() if needed])
+    check_keys(
+        options, list(arguments), where, [name for name, (_, needed) in arguments.items() if needed and name not in given]
+    )
     for option, value in options.items():
         check_type(value, arguments[option][0], f"{where} {option}")
 
@@ -46,23 +50,41 @@ def options_of(made_by: Callable[..., Any], given: Sequence[str] = ()) -> dict[s
 
 def hints_of(made_by: Callable[..., Any]) -> dict[str, Any]:
     """The types of the arguments. Those of a dataclass are resolved in the module that defines each field."""
-    if not inspect.isclass(made_by):
-        return get_type_hints(made_by)
-    if dataclasses.is_dataclass(made_by):
-        fields = {item.name for item in dataclasses.fields(made_by) if item.init}
-        if fields == set(inspect.signature(made_by).parameters):
-            return get_type_hints(made_by)
-    return get_type_hints(made_by.__init__)  # a class with an __init__ of its own
+    annotated: Any = made_by
+    if inspect.isclass(made_by):
+        fields = (
+            {item.name for item in dataclasses.fields(made_by) if item.init} if dataclasses.is_dataclass(made_by) else {}
+        )
+        if fields != set(inspect.signature(made_by).parameters):
+            annotated = made_by.__init__  # a class with an __init__ of its own
+    try:
+        return get_type_hints(annotated)
+    except (AttributeError, NameError, SyntaxError, TypeError) as problem:
+        raise OptionError(
+            f"{made_by.__qualname__} has an annotation that cannot be looked up ({problem}): correct it, or import the name"
+        ) from problem
 
 
 def with_defaults(made_by: Callable[..., Any], options: Mapping[str, Any], given: Sequence[str] = ()) -> dict[str, Any]:
     """Options together with the defaults of the others. Values that JSON cannot represent become their repr()."""
     defaults = {
-        name: argument.default
+        name: _plain(argument.default)
         for name, argument in inspect.signature(made_by).parameters.items()
         if name not in given and argument.default is not argument.empty
     }
-    return {**json.loads(json.dumps(defaults, default=repr)), **options}
+    return {**defaults, **options}
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it, without addresses, which differ from process to process."""
+
+    def shown(value: Any) -> str:
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+    try:
+        return json.loads(json.dumps(value, default=shown))
+    except (TypeError, ValueError):  # keys that are not strings
+        return shown(value)
 
 
 def check_keys(table: Mapping[str, Any], known: Sequence[str], where: str, required: Iterable[str] = ()) -> None:
@@ -86,9 +108,17 @@ def nearest(given: str, known: Iterable[str]) -> str:
 
 
 def check_type(value: Any, kind: Any, where: str) -> None:
-    """Raise unless a value has an annotated type."""
+    """Raise unless a value has an annotated type. Records, which are JSON, have no dates and times."""
+    if _has_dates(value):
+        raise OptionError(f"{where} = {value!r}: write dates and times in quotes")
     if not _fits(value, kind):
         raise OptionError(f"{where} = {value!r}: must be {_described(kind)}")
+
+
+def _has_dates(value: Any) -> bool:
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_has_dates, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, datetime.date | datetime.time)
 
 
 def _fits(value: Any, kind: Any) -> bool:

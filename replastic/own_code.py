@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,11 @@ def from_own_code(code: OwnCode, name: str, kind: str, fits: Callable[[Any], boo
     """
     module, what = _module(code), name.rpartition(":")[2]
     found = getattr(module, what, None)
+    if found is not None and not fits(found) and not inspect.isclass(found):
+        raise OptionError(
+            f"name = {name!r}: {what!r} is {type(found).__name__} in {code.path}: name a class or a function that makes the "
+            f"{kind}"
+        )
     if not fits(found):
         mine = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
         own = [key for key, value in mine.items() if fits(value)]
@@ -63,37 +68,28 @@ def from_own_code(code: OwnCode, name: str, kind: str, fits: Callable[[Any], boo
 
 
 def check_own_options(
-    made_by: Callable[..., Any], options: Mapping[str, Any], where: str, offered: Collection[str], *, fixed: bool = True
+    made_by: Callable[..., Any], options: Mapping[str, Any], where: str, offered: Sequence[str], *, fixed: bool = True
 ) -> None:
     """Raise unless a file's options fit a user's own function, which is also passed what is offered and it names.
 
     fixed: the file must not set what is offered; else the file's value is passed instead.
     """
-    given = [name for name in offered if fixed or name not in options]
-    try:
-        arguments = options_of(made_by, given)
-    except NameError as problem:
-        raise OptionError(f"{where} has an annotation that cannot be looked up: {problem}; import that name") from problem
-    missing = [name for name, (_, needed) in arguments.items() if needed and name not in options]
+    missing = [name for name, (_, needed) in options_of(made_by, offered).items() if needed and name not in options]
     if missing:
         raise OptionError(
             f"{where} has an argument {missing[0]!r} without a default that nothing sets: write {missing[0]} = ... in the "
             f"file, or use what is offered, which is {', '.join(offered)}"
         )
-    check_options(made_by, options, where, given=given)
+    check_options(made_by, options, where, given=offered, fixed=fixed)
 
 
 def call_own_code(
     code: OwnCode, name: str, made_by: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any]
 ) -> Any:  # fmt: skip
     """Call a user's own function with a file's options and with those of the offered arguments that it names."""
-    takes = inspect.signature(made_by).parameters
+    takes = options_of(made_by)
     passed = {**{key: value for key, value in offered.items() if key in takes}, **options}
-    missing = [
-        key
-        for key, argument in takes.items()
-        if argument.default is argument.empty and key not in passed and argument.kind not in _ANY_NUMBER
-    ]
+    missing = [key for key, (_, needed) in takes.items() if needed and key not in passed]
     if missing:
         raise OptionError(
             f"{code.path}: {name.rpartition(':')[2]} has an argument {missing[0]!r} without a default that nothing sets: "
@@ -106,9 +102,6 @@ def call_own_code(
         raise OptionError(
             f"{_place(code, problem)}: {name.rpartition(':')[2]}({shown}) raised {_said(problem)}"
         ) from problem
-
-
-_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _module(code: OwnCode) -> ModuleType:
@@ -126,7 +119,8 @@ def _module(code: OwnCode) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = code.path
     sys.modules[name] = module  # dataclasses look themselves up there
-    sys.path.insert(0, str(Path(code.path).parent))  # for the modules next to the file
+    folder = str(Path(code.path).parent)
+    sys.path.insert(0, folder)  # for the modules next to the file
     done = False
     try:
         exec(compile(source, code.path, "exec"), vars(module))
@@ -135,7 +129,9 @@ def _module(code: OwnCode) -> ModuleType:
         raise OptionError(f"{_place(code, problem)} cannot be imported: {_said(problem)}") from problem
     finally:
         with suppress(ValueError):
-            sys.path.remove(str(Path(code.path).parent))
+            sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)  # functions import when they are called; behind all others, it hides no module
         if not done:
             del sys.modules[name]
     return module

@@ -11,8 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..learner import IndexedTask, Learner, Method, Task
 from ..options import OptionError, nearest
@@ -67,15 +68,21 @@ class Workload(ABC):
 
     def figures(self, task: Task, learner: Learner) -> Collection[str]:
         """Names of the figures that the rows of a task have, any of which may be the metric."""
-        own = task.evaluate(learner.model) if task.evaluate is not None else {}
+        try:
+            own = task.evaluate(learner.model) if task.evaluate is not None else {}
+        except Exception as problem:
+            raise OptionError(f"task {task.name!r}: evaluate raised {type(problem).__name__}: {problem}") from problem
+        if not isinstance(own, Mapping):
+            raise OptionError(f"task {task.name!r}: evaluate returned {described(own)}: return a dict of names and numbers")
         return ["loss", *(["online_accuracy"] if task.correct is not None else []), *own]
 
     def check(self, learner: Learner, tasks: Sequence[Task], metric: str, measures: Sequence[Measuring]) -> None:
         """Raise for a metric or a measure that these tasks do not have: it would come to light only after training."""
-        first = tasks[0]
-        figures = self.figures(first, learner)
-        if metric not in figures:
-            raise OptionError(f"metric = {metric!r}: {nearest(metric, figures)}")
+        first, last = tasks[0], tasks[-1]
+        for task in (first,) if last is first else (first, last):
+            figures = self.figures(task, learner)
+            if metric not in figures:
+                raise OptionError(f"metric = {metric!r}: {nearest(metric, figures)} in task {task.name!r}")
         tested = [*first.tests] if isinstance(first, IndexedTask) else []
         for split in (split for measuring in measures for split in measuring.on):
             if split not in ("train", *tested):
@@ -94,6 +101,20 @@ def workload_of_kind(kind: str) -> type[Workload]:
         raise OptionError(f"kind = {kind!r}: {nearest(kind, WORKLOADS)}")
     module, _, name = WORKLOADS[kind].partition(":")
     return getattr(import_module(module), name)
+
+
+def described(value: Any) -> str:
+    """What a user's code returned, for an error: kinds, the shapes of tensors, and values that are short."""
+    if isinstance(value, Tensor | np.ndarray):
+        layout = f"{str(value.layout).removeprefix('torch.')} " if isinstance(value, Tensor) and value.is_sparse else ""
+        return f"{layout}{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return "dict {" + ", ".join(f"{name!r}: {described(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, tuple | list) and value:
+        more = ", ..." if len(value) > 3 else ""
+        return f"{type(value).__name__} of {', '.join(map(described, value[:3]))}{more}"
+    shown = repr(value)
+    return type(value).__name__ if " at 0x" in shown or len(shown) > 60 else f"{type(value).__name__} {shown}"
 
 
 def on_device(made: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:

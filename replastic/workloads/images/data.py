@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
+import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -149,7 +150,7 @@ def folder(
     if "train" not in found or len(found) < 2:
         raise FileNotFoundError(
             f"no folder of images: looked for {base / 'train'} and {base / 'test'} or {base / 'val'}: put images into "
-            f'{base / "train" / "<class>"}, or give the folder, as in load("folder", root, path="flowers")'
+            f'{base / "train" / "<class>"}, or set path = "flowers" in [data], the folder of both'
         )
     names = sorted(place.name for place in _class_folders(found["train"]))
     splits = {name: _read_classes(place, names, size, grey) for name, place in found.items()}
@@ -176,7 +177,13 @@ def npz(
     """
     file = root_of(root) / path
     if not file.is_file():
-        raise FileNotFoundError(f'no .npz file: looked for {file}: give its path, as in load("npz", root, path="data.npz")')
+        raise FileNotFoundError(
+            f'no .npz file: looked for {file}: set path = "data.npz" in [data], or load("npz", root, path="data.npz")'
+        )
+    if not zipfile.is_zipfile(file):
+        raise ValueError(
+            f"[data] path = {path!r}: {file} is not an .npz file: write one with np.savez(path, x_train=..., ...)"
+        )
     if classes is not None and (type(classes) is not int or classes < 1):
         raise ValueError(f"classes={classes!r}: give the number of classes, or leave it out")
     pairs = {
@@ -255,10 +262,12 @@ def _decode_tiny(tree: Tree, classes: list[str]) -> dict[str, np.ndarray]:
     if unlike := (set(owners) | {line[-1] for line in annotations}) ^ set(classes):
         one = min(unlike)
         fault = "is no class of wnids.txt" if one not in numbers else "has no images in train"
-        raise ValueError(f"{tree.path}: {one!r} {fault}: unpack or fetch the whole archive anew")
+        raise ValueError(f"{tree.path}: {one!r} {fault}: unpack or download the whole archive again")
     test, present = [f"val/images/{line[0]}" for line in annotations], set(tree.names)
     if missing := [name for name in test if name not in present]:
-        raise ValueError(f"{tree.path}: lacks {missing[0]}, which val_annotations.txt names: fetch the whole archive anew")
+        raise ValueError(
+            f"{tree.path}: lacks {missing[0]}, which val_annotations.txt names: download the whole archive again"
+        )
     return {
         "x_train": decode_images(train, tree.read, tree.path, size=None),
         "y_train": np.array([numbers[owner] for owner in owners]),
@@ -274,7 +283,7 @@ def _recalled(kept: Path, fingerprint: np.ndarray) -> dict[str, np.ndarray] | No
     try:
         arrays = read_npz(kept, ("fingerprint", "x_train", "y_train", "x_test", "y_test"))
     except (ValueError, OSError) as error:
-        _log.warning("images are decoded anew: %s", error)
+        _log.warning("images are decoded again: %s", error)
         return None
     return arrays if len(arrays) == 5 and np.array_equal(arrays["fingerprint"], fingerprint) else None
 

@@ -33,6 +33,7 @@ _MOST_OF_TAR = 2**29  # bytes: CIFAR's archives hold 186 MB
 _MOST_OF_ZIP = 2**32  # bytes: Tiny-ImageNet's archive holds 0.3 GB
 _MOST_PIXELS = 2**26  # of one image: below it pillow does not yet suspect a decompression bomb
 _DECODERS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
+_REPAIR = "replace it; if it was downloaded, delete it, and it is downloaded again"
 _BYTE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of pillow, 8 bits a channel or fewer
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
 
@@ -48,11 +49,11 @@ def _naming(where: object) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise ValueError(f"{where}: damaged ({error}): delete it and fetch it anew") from error
+        raise ValueError(f"{where}: damaged ({error}): {_REPAIR}") from error
     except OSError as error:
         if error.errno != errno.EINVAL:  # which is a list of contents that points before the file's start
             raise
-        raise ValueError(f"{where}: damaged (its list of contents is wrong): delete it and fetch it anew") from error
+        raise ValueError(f"{where}: damaged (its list of contents is wrong): {_REPAIR}") from error
 
 
 def _exactly(file: _Readable, size: int, where: object) -> bytearray:
@@ -62,7 +63,7 @@ def _exactly(file: _Readable, size: int, where: object) -> bytearray:
         content += piece
     if len(content) != size:
         found = f"ends after {len(content)}" if len(content) < size else "has more"
-        raise ValueError(f"{where}: its header promises {size} bytes and it {found}: delete it and fetch it anew")
+        raise ValueError(f"{where}: its header promises {size} bytes and it {found}: {_REPAIR}")
     return content
 
 
@@ -90,7 +91,7 @@ def _check_promise(path: Path, promised: int, zipped: bool) -> None:
     if promised > most:
         raise ValueError(
             f"{path}: its header promises {promised} bytes, and a file of {path.stat().st_size} bytes holds {most} at the "
-            "very most: delete it and fetch it anew"
+            f"very most: {_REPAIR}"
         )
 
 
@@ -112,7 +113,7 @@ def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
     """The contents of the wanted files of a folder or a .tar.gz, by their names without folders; all must be there."""
     found = _read_folder(path, wanted) if path.is_dir() else _read_tar(path, wanted)
     if missing := [name for name in wanted if name not in found]:
-        raise ValueError(f"{path}: lacks {', '.join(missing)}: unpack or fetch the whole archive anew")
+        raise ValueError(f"{path}: lacks {', '.join(missing)}: unpack or download the whole archive again")
     return found
 
 
@@ -157,7 +158,7 @@ def cifar_binary(content: bytes, where: object, labels: int, use: int) -> tuple[
     if not content or len(content) % record:
         raise ValueError(
             f"{where}: has {len(content)} bytes and must have a multiple of {record}, which is one image with its "
-            f"label{'s' * (labels > 1)}: it is cut short or another file; fetch it anew"
+            f"label{'s' * (labels > 1)}: it is cut short or another file; download it again"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
     return _planes_last(records[:, labels:]), records[:, use].astype(np.int64)
@@ -389,7 +390,7 @@ class Tree:
     def lines(self, name: str) -> list[str]:
         """The lines of a text file that are not empty."""
         if name not in self.names:
-            raise ValueError(f"{self.path}: lacks {name}: unpack or fetch the whole archive anew")
+            raise ValueError(f"{self.path}: lacks {name}: unpack or download the whole archive again")
         return [line for line in self.read(name).decode(errors="replace").splitlines() if line.strip()]
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ...options import OptionError, check_keys
+from ..base import described
 from .tasks import DataSet, ImageData
 from .tensors import LOSSES, Inputs, Loss, TensorData, TensorSplit
 
@@ -29,10 +30,10 @@ def data_set_of(found: Any, name: str, loss: Loss | None = None) -> DataSet:
         if loss is not None:
             raise OptionError(f"[data] loss is for tensors, and {name} returned ImageData, which has cross entropy")
         return found
-    if isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(one, Dataset) for one in found):
+    if isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(one, Dataset | DataLoader) for one in found):
         found = {"train": found[0], "test": found[1]}
     if not isinstance(found, Mapping):
-        raise OptionError(f"{name} returned {_kind(found)}: {_FORMS}")
+        raise OptionError(f"{name} returned {described(found)}: {_FORMS}")
     check_keys(found, [*_LABELS, "classes", "offers"], f"what {name} returned")
     for label in ("train", "test"):
         if label not in found:
@@ -53,7 +54,7 @@ def data_set_of(found: Any, name: str, loss: Loss | None = None) -> DataSet:
         raise OptionError(f'{name}: "classes" is {classes!r}: return the number of classes, or leave it out')
     numbered = splits["train"].labels.dtype == torch.int64 and splits["train"].labels.ndim == 1
     if not numbered and classes is not None:
-        raise OptionError(f'{name}: "classes" is {classes}, and train targets are {_kind(splits["train"].labels)}')
+        raise OptionError(f'{name}: "classes" is {classes}, and train targets are {described(splits["train"].labels)}')
     if numbered and classes is None:
         classes = 1 + max(int(split.labels.max()) for split in splits.values())
     try:
@@ -72,7 +73,7 @@ def _loss_for(targets: Tensor, numbered: bool, name: str) -> Loss:
     if targets.is_floating_point():
         return LOSSES["mean_squared_error"]
     raise OptionError(
-        f"{name}: train targets are {_kind(targets)}, for which there is no usual loss: set loss in [data], one of "
+        f"{name}: train targets are {described(targets)}, for which there is no usual loss: set loss in [data], one of "
         f'{", ".join(LOSSES)} or "mydata.py:my_loss", or return class numbers (samples,), floats, or bools'
     )
 
@@ -86,7 +87,7 @@ def _pair(part: Any, where: str) -> tuple[Inputs, Tensor]:
     elif isinstance(part, Dataset):
         part = _materialised(part, where)
     if not isinstance(part, tuple | list) or len(part) != 2:
-        raise OptionError(f"{where} is {_kind(part)}: return a pair (inputs, targets), or a torch Dataset of such pairs")
+        raise OptionError(f"{where} is {described(part)}: return a pair (inputs, targets), or a torch Dataset of such pairs")
     inputs, targets = part
     if isinstance(inputs, Mapping):
         if not inputs or not all(isinstance(key, str) for key in inputs):
@@ -109,12 +110,16 @@ def _materialised(dataset: Dataset[Any], where: str) -> Any:
             f"{where} is {type(dataset).__name__}, an iterable-style dataset: return a map-style one, with __len__ and "
             "__getitem__, or the tensors themselves; all samples are kept on the device"
         )
-    count = len(dataset)  # pyright: ignore[reportArgumentType]
-    if not count:
+    samples: list[Any] = []
+    try:
+        for number in range(len(dataset)):  # pyright: ignore[reportArgumentType]
+            samples.append(dataset[number])
+    except Exception as problem:
+        raise OptionError(f"{where}[{len(samples)}] raised {type(problem).__name__}: {problem}") from problem
+    if not samples:
         raise OptionError(f"{where}: there are no samples: return one or more")
-    samples = [dataset[number] for number in range(count)]
     if not all(isinstance(sample, tuple | list) and len(sample) == 2 for sample in samples):
-        raise OptionError(f"{where}[0] is {_kind(samples[0])}: each sample of a Dataset is a pair (input, target)")
+        raise OptionError(f"{where}[0] is {described(samples[0])}: each sample of a Dataset is a pair (input, target)")
     try:
         inputs, targets = default_collate([tuple(sample) for sample in samples])
     except (RuntimeError, TypeError, KeyError) as problem:
@@ -127,12 +132,6 @@ def _tensor(value: Any, where: str) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         value = torch.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False)))
     if not isinstance(value, Tensor) or value.is_complex() or value.layout != torch.strided:
-        raise OptionError(f"{where} is {_kind(value)}: return a dense tensor, or a numpy array, of real numbers")
+        raise OptionError(f"{where} is {described(value)}: return a dense tensor, or a numpy array, of real numbers")
     value = value.detach()
     return value.to(torch.get_default_dtype()) if value.dtype == torch.float64 else value
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor | np.ndarray):
-        return f"{type(value).__name__} {value.dtype} of shape {tuple(value.shape)}"
-    return f"{type(value).__name__} {value!r}"[:80]

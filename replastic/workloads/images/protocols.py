@@ -201,7 +201,7 @@ def label_noise(
     epochs: Sequence[int] = (100, 100),
     train_accuracy: bool = False,
 ) -> list[LabelledTask]:
-    """All training data in each task, with a share of the labels drawn anew at random. Tests are on clean labels.
+    """All training data in each task, with a share of the labels redrawn at random. Tests are on clean labels.
 
     noise: that share, for each task; the samples with wrong labels in a task are among those of every noisier one.
     """

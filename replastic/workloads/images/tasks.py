@@ -87,7 +87,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def examples(self, split: Any, index: Tensor | None = None, labels: Tensor | None = None) -> Any:
-        """Some of a split's samples, or all; under their own labels, or others."""
+        """Some of a split's samples, or all; under their own labels, or others. index: numbers, or a bool for each."""
 
     @abstractmethod
     def task(
@@ -214,16 +214,29 @@ class Examples:
 
 def examples_of(data: ImageData, split: Split, index: Tensor | None = None, labels: Tensor | None = None) -> Examples:
     """Some of a split's samples, or all; under their own labels, or others."""
-    device = split.labels.device
-    index = torch.arange(len(split), device=device) if index is None else index.to(device)
-    mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (data.mean, data.std))
-    return Examples(
-        split.images,
-        index,
-        split.labels[index] if labels is None else labels.to(device),
-        shift=255 * mean,
-        scale=1 / (255 * std),
-    )
+    index, labels = chosen_of(split, index, labels)
+    mean, std = (torch.tensor(values, device=labels.device).view(-1, 1, 1) for values in (data.mean, data.std))
+    return Examples(split.images, index, labels, shift=255 * mean, scale=1 / (255 * std))
+
+
+def chosen_of(split: Any, index: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """The numbers and the labels of some of a split's samples, or of all, on its device."""
+    device, count = split.labels.device, len(split)
+    index = torch.arange(count, device=device) if index is None else torch.as_tensor(index, device=device)
+    if index.dtype == torch.bool and len(index) == count:
+        index = index.nonzero().flatten()
+    if index.ndim != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
+        raise ValueError(
+            f"an index of shape {tuple(index.shape)} and {index.dtype} for {count} samples: pass whole numbers (samples,), "
+            "or one bool for each sample"
+        )
+    index = index.to(torch.int64)
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < count:
+        raise ValueError(f"an index goes from {int(index.min())} to {int(index.max())}, and there are {count} samples")
+    labels = split.labels[index] if labels is None else torch.as_tensor(labels, device=device)
+    if len(labels) != len(index):
+        raise ValueError(f"{len(index)} samples are to have {len(labels)} labels: pass one for each")
+    return index, labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +302,11 @@ def image_task(
 
 def check_samples(name: str, examples: Samples, tests: Mapping[str, Samples], batch: int) -> None:
     """Raise if a task has nothing to learn or to be tested on, or batches of no size."""
+    if not isinstance(tests, Mapping):
+        raise TypeError(f"task {name!r}: tests are a {type(tests).__name__}: pass a dict of names and data.examples(...)")
+    for what, one in {"what it learns": examples, **{f"the test {key!r}": tested for key, tested in tests.items()}}.items():
+        if not hasattr(one, "batch"):
+            raise TypeError(f"task {name!r}: {what} is {type(one).__name__}: pass data.examples(split)")
     if not len(examples):
         raise ValueError(f"task {name!r} has no samples to learn")
     empty = [split for split, tested in tests.items() if not len(tested)]

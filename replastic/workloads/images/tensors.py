@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ...learner import Samples
 from ...learner.task import batches_of, outputs_of
-from .tasks import DataSet, LabelledTask, all_batches, check_samples, in_evaluation, masking
+from .tasks import DataSet, LabelledTask, all_batches, check_samples, chosen_of, in_evaluation, masking
 
 Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 Loss = Callable[[Any, Tensor], Tensor]
@@ -124,9 +124,7 @@ class TensorData(DataSet):
         return math.prod(self.shape)
 
     def examples(self, split: TensorSplit, index: Tensor | None = None, labels: Tensor | None = None) -> TensorExamples:
-        device = split.labels.device
-        index = torch.arange(len(split), device=device) if index is None else index.to(device)
-        return TensorExamples(split.inputs, index, split.labels[index] if labels is None else labels.to(device))
+        return TensorExamples(split.inputs, *chosen_of(split, index, labels))
 
     def task(
         self,

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from ...learner import IndexedTask, Learner, Method, Task
 from ...learner.task import outputs_of
 from ...models import FROM_IMAGES, MODELS, build_model, from_data
 from ...options import OptionError, check_keys, check_options, check_type, options_of, with_defaults
 from ...own_code import OwnCode, call_own_code, check_own_options, from_own_code, own_code
-from ..base import Workload, on_device
+from ..base import Workload, described, on_device
 from .data import DATA_SETS, FROM_CALLER, load
 from .own_data import data_set_of
 from .protocols import FROM_RUN, PROTOCOLS
@@ -133,14 +135,14 @@ class ImageWorkload(Workload):
     ) -> tuple[Learner, Sequence[Task]]:
         data = self.load(device=device, root=root)
         if self.validation:
-            data = data.hold_out(self.validation, seed)
+            with _of_table("data"):
+                data = data.hold_out(self.validation, seed)
         name, options = self.protocol
-        with _of_table("protocol"):
-            stream = _stream(
-                self._called("protocol", {"data": data, "seed": seed, "batch": training.batch}), name
-            )[:tasks]  # fmt: skip
-        # Of class pairs, the classes of a pair.
-        classes = with_defaults(self._made_by("protocol"), options).get("classes", getattr(data, "outputs", data.classes))
+        with _of_table("protocol"), _same_random_numbers(seed):
+            stream = _stream(self._called("protocol", {"data": data, "seed": seed, "batch": training.batch}), name)
+        classes = getattr(data, "outputs", data.classes)
+        if "protocol" not in self.code:  # of class pairs, the classes of a pair
+            classes = with_defaults(self._made_by("protocol"), options).get("classes", classes)
 
         def made() -> nn.Module:
             return self._model(data, classes)
@@ -148,9 +150,9 @@ class ImageWorkload(Workload):
         with _of_table("model"):
             model = on_device(made, seed, device)
         if self.code:
-            self._try(model, stream[0], device, classes)
+            self._try(model, stream, device, classes)
         learner = Learner(model, training.make_optimizer(model), methods=methods, build=made, seed=seed)
-        return learner, stream
+        return learner, stream[:tasks]
 
     def figures(self, task: Task, learner: Learner) -> Collection[str]:
         if not isinstance(task, LabelledTask):
@@ -183,39 +185,41 @@ class ImageWorkload(Workload):
             return build_model(name, shape, classes, **options)
         offered = {"classes": classes} if several else from_data(shape, classes)
         offered |= {"shape": shape, "outputs": classes} | dict(getattr(data, "offers", {}))
-        model = self._called("model", offered)
-        if not isinstance(model, nn.Module):
-            raise OptionError(f"[model] name = {name!r} returned {type(model).__name__} {model!r:.60}: return an nn.Module")
+        with _same_random_numbers(torch.initial_seed()):  # torch's was just set to it; each new network has another
+            model = self._called("model", offered)
+        _check_model(model, f"[model] name = {name!r} returned")
         return model
 
-    def _try(self, model: nn.Module, task: Task, device: torch.device, classes: int) -> None:
+    def _try(self, model: nn.Module, stream: Sequence[Task], device: torch.device, classes: int) -> None:
         """Raise if a user's own model, data and loss do not fit, before a run has a folder. The model stays as it is."""
+        task = stream[0]
         if not isinstance(task, LabelledTask) or task.correct is None:
             classes = 0
-        elif "protocol" in self.code:  # which may number the classes of a task by itself
-            classes = int(task.samples.labels.max()) + 1
+        elif "protocol" in self.code:  # which may number the classes of its tasks by itself
+            numbered = [one for one in stream if isinstance(one, LabelledTask) and one.correct is not None]
+            several = (samples.labels for one in numbered for samples in (one.samples, *one.tests.values()))
+            classes = 1 + max(int(labels.max()) for labels in several)
         try:
             model = copy.deepcopy(model).eval()  # forward may count in buffers
         except Exception:  # then training shows it
             return
-        if isinstance(task, IndexedTask):
-            inputs, targets = task.batch(torch.arange(min(2, len(task)), device=task.samples.device))
-        else:
-            inputs, targets = (_there(one, device) for one in next(iter(task.batches(torch.Generator().manual_seed(0)))))
+        inputs, targets = _first_batch(task, device)
         try:
             with torch.random.fork_rng([]):
                 outputs = outputs_of(model, inputs)
-                if classes and (outputs.ndim != 2 or outputs.shape[1] < classes):
-                    raise ValueError(f"outputs are {_shown(outputs)}, and there are {classes} classes")
+                if classes and not (isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] >= classes):
+                    raise ValueError(
+                        f"outputs are {described(outputs)}, and there are {classes} classes: return (samples, {classes})"
+                    )
                 loss = task.loss(outputs, targets)
         except Exception as problem:
             raise OptionError(
                 f"[model] name = {self.model[0]!r} and [data] name = {self.data[0]!r} do not fit: with inputs "
-                f"{_shown(inputs)} and targets {_shown(targets)}, {type(problem).__name__}: {problem}"
+                f"{described(inputs)} and targets {described(targets)}, {type(problem).__name__}: {problem}"
             ) from problem
         if not isinstance(loss, Tensor) or loss.ndim:
             raise OptionError(
-                f"the loss of task {task.name!r} is {_shown(loss)}: return a tensor of one number, such as a mean"
+                f"the loss of task {task.name!r} is {described(loss)}: return a tensor of one number, such as a mean"
             )
 
 
@@ -232,12 +236,12 @@ def _named(
         if own is None:
             check_options(known[name], options, f"{where} {name}", given=FROM_IMAGES if key == "model" else given)
             return name, options
-        made_by = from_own_code(own, name, key)
+        made_by = from_own_code(own, name, key, lambda found: callable(found) and not isinstance(found, nn.Module))
+        if key == "model" and "data" in code:  # own data may offer more, which is known when they are loaded
+            given = [*given, *options_of(made_by)]
+        check_own_options(made_by, options, f"{where} {name}", given, fixed=key != "model")
     except OptionError as problem:
         raise _placed(problem, where) from problem
-    if key == "model" and "data" in code:  # own data may offer more, which is known when they are loaded
-        given = [*given, *options_of(made_by)]
-    check_own_options(made_by, options, f"{where} {name}", given, fixed=key != "model")
     code[key] = own
     return name, options
 
@@ -252,15 +256,52 @@ def _loss(loss: Any, folder: Path, code: dict[str, OwnCode]) -> None:
         raise OptionError(f"[data] loss, {problem}") from problem
 
 
+def _check_model(model: Any, returned: str) -> None:
+    """Raise unless what a user's function returned is a new network that can be trained."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"{returned} {described(model)}: return an nn.Module")
+    kind = type(model).__name__
+    for module in model.modules():
+        if any(isinstance(one, UninitializedParameter) for one in module.parameters(recurse=False)):
+            raise OptionError(
+                f"{returned} {kind} with a {type(module).__name__} that has no weights yet: pass it a size, such as `inputs`"
+            )
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if not trained:
+        raise OptionError(f"{returned} {kind} without a parameter that requires_grad: there is nothing to train")
+    for name, parameter in trained.items():
+        if _MADE.get(id(parameter)) is parameter:
+            raise OptionError(
+                f"{returned} {kind}, whose {name!r} is a parameter of a model that it returned before: make new ones in "
+                "each call, because runs must not share weights"
+            )
+        _MADE[id(parameter)] = parameter
+
+
+_MADE: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()  # all that users' functions have returned
+
+
+def _first_batch(task: Task, device: torch.device) -> Any:
+    """Two samples, or the first batch of a task that says no more of itself."""
+    if isinstance(task, IndexedTask):
+        return task.batch(torch.arange(min(2, len(task)), device=task.samples.device))
+    where = f"[protocol] task {task.name!r}: batches"
+    try:
+        batch = next(iter(task.batches(torch.Generator().manual_seed(0))), None)
+    except Exception as problem:
+        raise OptionError(f"{where} raised {type(problem).__name__}: {problem}") from problem
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise OptionError(f"{where} has {described(batch)} first: return pairs (inputs, targets)")
+    return tuple(_there(one, device) for one in batch)
+
+
 def _stream(tasks: Any, name: str) -> Sequence[Task]:
     if isinstance(tasks, str) or not isinstance(tasks, Sequence) or not tasks:
-        raise OptionError(
-            f"name = {name!r} returned {type(tasks).__name__} {tasks!r:.60}: return a list of one task or more"
-        )
+        raise OptionError(f"name = {name!r} returned {described(tasks)}: return a list of one task or more")
     for number, task in enumerate(tasks):
         if not isinstance(task, Task):
             raise OptionError(
-                f"name = {name!r} returned a list whose entry {number} is {type(task).__name__} {task!r:.60}: return tasks, "
+                f"name = {name!r} returned a list whose entry {number} is {described(task)}: return tasks, "
                 "as data.task(...) or rp.Task(...) makes them"
             )
     return tasks
@@ -295,7 +336,7 @@ def _loaded(
     if code is None:
         return load(name, root, **json.loads(options)).to(device)
     made_by = from_own_code(code, name, "data")
-    with _same_random_numbers():
+    with _same_random_numbers(0):
         found = call_own_code(code, name, made_by, json.loads(options), {"root": root_of(root), "download": True})
     own_loss: Loss | None = None
     if loss is not None:
@@ -307,14 +348,14 @@ def _loaded(
 
 
 @contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """What is random in a user's data is the same in every process: else a run could not be resumed."""
+def _same_random_numbers(seed: int) -> Iterator[None]:
+    """What is random in a user's code is the same in every process: else a run could not be resumed."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - users' functions draw from it
     with torch.random.fork_rng([]):
         try:
-            torch.default_generator.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
             yield
         finally:
             random.setstate(states[0])
@@ -338,11 +379,3 @@ def _placed(problem: ValueError, where: str) -> OptionError:
 
 def _there(value: Any, device: torch.device) -> Any:
     return each(value, lambda one: one.to(device)) if isinstance(value, Tensor | dict | tuple) else value
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name!r}: {_shown(one)}" for name, one in value.items()) + "}"
-    return f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else f"{type(value).__name__} {value!r:.40}"
