@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
@@ -128,7 +129,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return True
     if origin is Literal:
         return value in inner
-    if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
+    if origin in (Union, UnionType):
         return any(_fits(value, one) for one in inner)
     if _is_list(origin):
         return isinstance(value, list | tuple) and all(_fits(one, inner[0]) for one in value)
@@ -150,7 +151,7 @@ def _described(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " or ".join(map(repr, inner))
-    if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
+    if origin in (Union, UnionType):
         return " or ".join(_described(one) for one in inner if one is not type(None))
     if _is_list(origin):
         return f"a list, each {_described(inner[0])}"

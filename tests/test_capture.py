@@ -16,7 +16,7 @@ from replastic.models import CNN
 from replastic.record.position import position_of
 from replastic.train import Training, train
 from replastic.train.loop import order_of, steps_for
-from replastic.workloads.images import ImageData, ImageTask, Split
+from replastic.workloads.images import ImageData, LabelledTask, Split
 from replastic.workloads.images.protocols import class_incremental, warm_start
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def data() -> ImageData:
     return ImageData("classes of grey", split(210), split(50), 4, (0.5,) * 3, (0.25,) * 3).to("cuda")
 
 
-def trained(path: str, methods: Any, tasks: list[ImageTask], **given: Any) -> tuple[rp.Learner, list[dict[str, Any]]]:
+def trained(path: str, methods: Any, tasks: list[LabelledTask], **given: Any) -> tuple[rp.Learner, list[dict[str, Any]]]:
     # SGD: Adam's first steps are of one size however small the gradient, and make of rounding what it likes.
     training = Training(**{"renew_optimizer": True, "optimizer": "sgd", "learning_rate": 0.02, "clip": 1.0, "warmup": 0.5,
                            "path": path, **given})  # fmt: skip
@@ -75,7 +75,7 @@ def trained(path: str, methods: Any, tasks: list[ImageTask], **given: Any) -> tu
     return learner, [row.read() for row in train(learner, tasks, training, seed=1)]
 
 
-def stream() -> list[ImageTask]:
+def stream() -> list[LabelledTask]:
     return warm_start(data(), seed=0, batch=20, fraction=0.5, epochs=(3, 2))
 
 
@@ -242,7 +242,7 @@ def test_bfloat16_is_captured_too() -> None:
 def test_runs_that_take_turns_do_not_see_each_other() -> None:
     training = Training(renew_optimizer=True, optimizer="sgd", learning_rate=0.02, batch=20, path="graph")
 
-    def made(seed: int) -> tuple[rp.Learner, ImageTask]:
+    def made(seed: int) -> tuple[rp.Learner, LabelledTask]:
         torch.manual_seed(seed)
         model = CNN(3, 12, 4, channels=4, kernel=3, hidden=[12]).cuda()
         learner = rp.Learner(model, training.make_optimizer(model))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import replastic.workloads.images.tasks as images_module
 from replastic.learner import Learner
 from replastic.methods import FIRE, ShrinkAndPerturb
-from replastic.workloads.images import Examples, ImageData, ImageTask, Split, image_task
-from replastic.workloads.images.tasks import accuracy, examples_of
+from replastic.workloads.images import Examples, ImageData, LabelledTask, Split, labelled_task
+from replastic.workloads.images.tasks import means
 
 HEIGHT, WIDTH, CHANNELS = 3, 4, 2
 FIRST_TEST, FIRST_VALIDATION = 1000, 2000  # an image's number tells which split it is from
@@ -70,15 +70,15 @@ class Oracle(nn.Module):
 
 
 def all_of(data: ImageData) -> Examples:
-    return examples_of(data, data.train)
+    return data.examples(data.train)
 
 
-def task_of(data: ImageData, batch: int = 7, allowed: Tensor | None = None) -> ImageTask:
-    tests = {"test": examples_of(data, data.test)}
-    return image_task("all", all_of(data), tests, batch=batch, epochs=1, allowed=allowed)
+def task_of(data: ImageData, batch: int = 7, allowed: Tensor | None = None) -> LabelledTask:
+    tests = {"test": data.examples(data.test)}
+    return labelled_task("all", all_of(data), tests, batch=batch, epochs=1, allowed=allowed)
 
 
-def epoch(task: ImageTask, data: ImageData, seed: int) -> list[int]:
+def epoch(task: LabelledTask, data: ImageData, seed: int) -> list[int]:
     """The numbers of the images of one epoch, in the order in which they come."""
     batches = task.batches(torch.Generator().manual_seed(seed))
     return [number for images, _ in batches for number in numbers_of(images, data).tolist()]
@@ -121,16 +121,16 @@ def test_a_batch_has_its_channels_last_in_memory(kind: str, device: torch.device
 def test_examples_are_the_indexed_samples_under_their_own_or_given_labels() -> None:
     data = make_data()
     index = torch.tensor([7, 2, 30])
-    images, labels = examples_of(data, data.train, index).batch(torch.tensor([2, 0]))
+    images, labels = data.examples(data.train, index).batch(torch.tensor([2, 0]))
     assert numbers_of(images, data).tolist() == [30, 7]
     assert labels.tolist() == [0, 2]
-    _, labels = examples_of(data, data.train, index, torch.tensor([4, 4, 1])).batch(torch.tensor([2, 0]))
+    _, labels = data.examples(data.train, index, torch.tensor([4, 4, 1])).batch(torch.tensor([2, 0]))
     assert labels.tolist() == [1, 4]
 
 
 def test_an_index_and_labels_from_the_cpu_serve_data_on_any_device(device: torch.device) -> None:
     data = make_data(device=device)
-    examples = examples_of(data, data.train, torch.tensor([5, 9]), torch.tensor([1, 0]))
+    examples = data.examples(data.train, torch.tensor([5, 9]), torch.tensor([1, 0]))
     images, labels = examples.batch(torch.tensor([1], device=device))
     assert images.device.type == labels.device.type == device.type
     assert numbers_of(images, data).tolist() == [9]
@@ -139,7 +139,7 @@ def test_an_index_and_labels_from_the_cpu_serve_data_on_any_device(device: torch
 
 def test_tasks_share_the_images_in_memory() -> None:
     data = make_data()
-    part = examples_of(data, data.train, torch.tensor([1, 2]))
+    part = data.examples(data.train, torch.tensor([1, 2]))
     assert part.images.data_ptr() == all_of(data).images.data_ptr() == data.train.images.data_ptr()
 
 
@@ -225,7 +225,7 @@ def test_learners_with_different_methods_see_the_samples_in_the_same_order() -> 
 
 def test_images_as_pixels_go_from_0_to_1_and_are_otherwise_the_same() -> None:
     data = make_data()
-    inputs, labels = examples_of(data.as_pixels(), data.train).batch(torch.arange(40))
+    inputs, labels = data.as_pixels().examples(data.train).batch(torch.arange(40))
     assert torch.allclose(inputs.permute(0, 2, 3, 1) * 255, data.train.images.float(), atol=1e-4)
     assert torch.equal(labels, data.train.labels)
 
@@ -236,7 +236,7 @@ def test_held_out_images_and_those_still_learnt_are_all_training_images_each_onc
     data = make_data()
     held = data.hold_out(samples, seed)
     assert held.validation is not None
-    kept, apart = (numbers_in(examples_of(held, split), held) for split in (held.train, held.validation))
+    kept, apart = (numbers_in(held.examples(split), held) for split in (held.train, held.validation))
     assert len(apart) == samples
     assert sorted(kept.tolist() + apart.tolist()) == list(range(40))
     assert torch.equal(held.train.labels, kept % 5)
@@ -290,7 +290,7 @@ def test_accuracy_is_that_of_a_plain_loop_in_evaluation_mode(
     right = 0
     model.eval()
     for number in range(20):
-        image, label = examples_of(data, data.test).batch(torch.tensor([number], device=device))
+        image, label = data.examples(data.test).batch(torch.tensor([number], device=device))
         right += int(model(image).argmax(1) == label)
     assert 0 < right < 20
     value = found["test_accuracy"]
@@ -335,11 +335,11 @@ def test_a_test_that_fails_leaves_the_modes_as_they_were() -> None:
 
 def test_testing_on_nothing_is_an_error() -> None:
     data = make_data()
-    nothing = examples_of(data, data.test, torch.tensor([], dtype=torch.int64))
+    nothing = data.examples(data.test, torch.tensor([], dtype=torch.int64))
     with pytest.raises(ValueError, match="test"):
-        accuracy(network(), nothing, lambda outputs, targets: outputs.argmax(1) == targets)
+        means(network(), nothing, {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).sum()})
     with pytest.raises(ValueError, match=r"'all'.*test.*\b40\b"):
-        image_task("all", all_of(data), {"test": nothing}, batch=7, epochs=1)
+        labelled_task("all", all_of(data), {"test": nothing}, batch=7, epochs=1)
 
 
 # classes that do not count
@@ -438,12 +438,12 @@ def test_data_that_do_not_fit_together_are_an_error(changed: dict[str, Any], say
 def test_a_task_without_samples_or_with_a_batch_of_none_is_an_error() -> None:
     data = make_data()
     with pytest.raises(ValueError, match="'none'"):
-        image_task("none", examples_of(data, data.train, torch.tensor([], dtype=torch.int64)), {}, batch=1, epochs=1)
+        labelled_task("none", data.examples(data.train, torch.tensor([], dtype=torch.int64)), {}, batch=1, epochs=1)
     for batch in (0, -1, 2.5):
         with pytest.raises(ValueError, match=rf"batch={batch}:"):
-            image_task("all", all_of(data), {}, batch=batch, epochs=1)  # type: ignore[arg-type]
+            labelled_task("all", all_of(data), {}, batch=batch, epochs=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="epochs=0"):
-        image_task("all", all_of(data), {}, batch=1, epochs=0)
+        labelled_task("all", all_of(data), {}, batch=1, epochs=0)
 
 
 def test_data_tell_their_shape_and_move_with_all_their_splits(device: torch.device) -> None:

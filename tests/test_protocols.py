@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from replastic.workloads.images import PROTOCOLS, ImageData, ImageTask, Split
+from replastic.workloads.images import PROTOCOLS, ImageData, LabelledTask, Split
 from tests.test_images import FIRST_TEST, FIRST_VALIDATION, HEIGHT, WIDTH, Oracle, bytes_of, make_data, numbered, numbers_in
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -29,16 +29,16 @@ TRUTH = torch.arange(3000) % 5  # the label of each number in `make_data`
 ANY_SEED = st.integers(0, 2**31)
 
 
-def stream_of(name: str, data: ImageData, seed: int = 0, **changed: Any) -> list[ImageTask]:
+def stream_of(name: str, data: ImageData, seed: int = 0, **changed: Any) -> list[LabelledTask]:
     return PROTOCOLS[name](data, seed=seed, **(SMALL[name] | changed))
 
 
-def learnt(task: ImageTask, data: ImageData) -> list[int]:
+def learnt(task: LabelledTask, data: ImageData) -> list[int]:
     """The numbers of the samples that a task learns."""
     return numbers_in(task.samples, data).tolist()
 
 
-def asked_of(task: ImageTask, data: ImageData) -> dict[str, list[int]]:
+def asked_of(task: LabelledTask, data: ImageData) -> dict[str, list[int]]:
     """The numbers of the samples that a task is tested on, by the name of the figure."""
     oracle = Oracle(data, TRUTH)
     assert task.evaluate is not None
@@ -46,12 +46,12 @@ def asked_of(task: ImageTask, data: ImageData) -> dict[str, list[int]]:
     return dict(zip(names, oracle.asked, strict=True))
 
 
-def accuracies(task: ImageTask, model: nn.Module) -> dict[str, float]:
+def accuracies(task: LabelledTask, model: nn.Module) -> dict[str, float]:
     assert task.evaluate is not None
     return {name: float(value) for name, value in task.evaluate(model).items()}
 
 
-def contents(stream: list[ImageTask]) -> list[Any]:
+def contents(stream: list[LabelledTask]) -> list[Any]:
     """All that a stream's seed decides, to be compared."""
     return [
         (

@@ -20,7 +20,7 @@ from replastic.learner.task import batches_of
 from replastic.models import CNN, MLP
 from replastic.train.stacked.methods import StackedL2
 from replastic.train.stacked.network import Stack
-from replastic.workloads.images.tasks import ImageData, ImageTask, Split, examples_of, image_task, shuffled
+from replastic.workloads.images.tasks import ImageData, LabelledTask, Split, labelled_task, shuffled
 
 SAMPLES, BATCH, CLASSES = 23, 2, 4  # the last batch of an epoch is an odd one
 Make = Callable[[], list[rp.Method]]
@@ -48,14 +48,16 @@ def data_on(device: torch.device, samples: int = SAMPLES, seed: int = 0) -> Imag
     return ImageData("noise", split, split, CLASSES, (0.5,), (0.25,)).to(device)
 
 
-def task_of(data: ImageData, seed: int, *, dtype: torch.dtype = torch.float64, batch: int = BATCH, **options) -> ImageTask:
+def task_of(
+    data: ImageData, seed: int, *, dtype: torch.dtype = torch.float64, batch: int = BATCH, **options
+) -> LabelledTask:
     """Pixels in an order of the seed's, and labels, too; a seed of 0 leaves the pixels as they are."""
     device = data.train.labels.device
     labels = torch.randint(CLASSES, (len(data.train),), generator=torch.Generator().manual_seed(seed)).to(device)
-    examples = examples_of(data, data.train, labels=labels)
+    examples = data.examples(data.train, labels=labels)
     pixels = shuffled(16, seed).to(device) if seed else None
     examples = replace(examples, shift=examples.shift.to(dtype), scale=examples.scale.to(dtype), pixels=pixels)
-    return image_task(f"seed {seed}", examples, {"train": examples}, batch=batch, epochs=2, **options)
+    return labelled_task(f"seed {seed}", examples, {"train": examples}, batch=batch, epochs=2, **options)
 
 
 def learner_of(
@@ -74,7 +76,7 @@ def order_of(task: int, epoch: int, member: int) -> Tensor:
 def alone(learner: rp.Learner, order: Tensor, clip: float | None) -> dict[str, Tensor]:
     """An epoch as a loop of one's own would go through it."""
     task = learner.task
-    assert isinstance(task, ImageTask)
+    assert isinstance(task, LabelledTask)
     assert task.correct is not None
     loss = right = torch.zeros((), dtype=torch.float64, device=learner.device)
     for chosen in order.to(learner.device).split(task.batch_size):
@@ -116,7 +118,7 @@ def assert_same_learner(one: rp.Learner, other: rp.Learner) -> None:
 
 
 def train(
-    stack: Stack, singles: list[rp.Learner], tasks: list[list[ImageTask]], first: int = 0
+    stack: Stack, singles: list[rp.Learner], tasks: list[list[LabelledTask]], first: int = 0
 ) -> tuple[list[dict[str, Tensor]], list[list[dict[str, Tensor]]]]:
     """The same tasks in the same orders for both, two epochs each."""
     stacked, each = [], []

@@ -16,7 +16,7 @@ from replastic.record import Record
 from replastic.train import Training, train
 from replastic.train.loop import Row, order_of
 from replastic.train.measuring import Measuring, some_of
-from replastic.workloads.images import ImageData, ImageTask, Split
+from replastic.workloads.images import ImageData, LabelledTask, Split
 from replastic.workloads.images.protocols import class_incremental, permuted_pixels, random_labels, warm_start
 
 
@@ -36,7 +36,7 @@ def learner_of(training: Training, methods: Any = (), device: torch.device | str
     return rp.Learner(model, training.make_optimizer(model), methods=methods, build=lambda: MLP(16, [12, 12], 3), seed=seed)
 
 
-def stream(**given: Any) -> list[ImageTask]:
+def stream(**given: Any) -> list[LabelledTask]:
     return permuted_pixels(data_on(), **{"seed": 0, "batch": 10, "tasks": 2, "epochs": 3, **given})
 
 

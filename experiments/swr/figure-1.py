@@ -31,7 +31,7 @@ from torch import nn
 import replastic as rp
 from replastic.models import CNN
 from replastic.train import Training, train
-from replastic.workloads.images import ImageData, ImageTask, load
+from replastic.workloads.images import ImageData, LabelledTask, load
 from replastic.workloads.images.protocols import single
 
 TRAINING = Training(renew_optimizer=False, optimizer="adam", learning_rate=1e-3, batch=256)
@@ -75,7 +75,7 @@ def lines_of(
             yield {"seed": seed, "factor": factor, "proportional": proportional, **numbers}
 
 
-def accuracies(model: nn.Module, task: ImageTask, seed: int) -> list[float]:
+def accuracies(model: nn.Module, task: LabelledTask, seed: int) -> list[float]:
     """Test accuracies before training and after each epoch of it."""
     learner = rp.Learner(model, TRAINING.make_optimizer(model), seed=seed)
     return [row.read()["test_accuracy"] for row in train(learner, [task], TRAINING, seed=seed)]

@@ -87,7 +87,7 @@ class Compare(_Runs):
 
 @dataclass(kw_only=True)
 class Best(Command):
-    """Print the best point of each grid, chosen on validation images."""
+    """Print the best point of each grid, chosen on held-out samples."""
 
     name: ClassVar[str] = "best"
 

@@ -69,7 +69,7 @@ class Arm:
 class Checkpoints:
     """When a run is saved. It has no influence on results.
 
-    minutes: from one save to the next, at the end of an epoch.
+    minutes: from one save to the next, at a row.
     boundaries: also at the end of every task.
     """
 

@@ -5,9 +5,8 @@ from .data import load as load
 from .protocols import PROTOCOLS as PROTOCOLS
 from .tasks import Examples as Examples
 from .tasks import ImageData as ImageData
-from .tasks import ImageTask as ImageTask
 from .tasks import LabelledTask as LabelledTask
 from .tasks import Split as Split
-from .tasks import image_task as image_task
+from .tasks import labelled_task as labelled_task
 from .tensors import TensorData as TensorData
 from .tensors import TensorSplit as TensorSplit

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ...options import OptionError, check_keys
 from ..base import described
-from .tasks import DataSet, ImageData
-from .tensors import LOSSES, Inputs, Loss, TensorData, TensorSplit
+from .tasks import DataSet, ImageData, Loss
+from .tensors import LOSSES, Inputs, TensorData, TensorSplit
 
 _FORMS = (
     'return {"train": (inputs, targets), "test": (inputs, targets)}, a pair of torch Datasets (train, test), or ImageData'

@@ -124,9 +124,8 @@ def permuted_pixels(
     moves by itself.
     """
     _at_least_one(tasks, "tasks")
-    base, tests = data.examples(data.train), {n: data.examples(s) for n, s in _held_out(data).items()}
-    if train_accuracy:
-        tests["train"] = base
+    base = data.examples(data.train)
+    tests = _tests(data, base, train_accuracy)
     stream = []
     for number, order in enumerate(_drawn(seed, tasks, data.positions)):
         pixels = order.to(base.labels.device)

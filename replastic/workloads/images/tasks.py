@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from ...learner import IndexedTask, Samples
 from ...learner.task import batches_of, outputs_of
 from .stacked import stacked_examples
 
+Loss = Callable[[Any, Tensor], Tensor]
 _EVALUATED_AT_ONCE = 1000  # samples: enough to fill a GPU, few enough for a large network's activations
 
 
@@ -61,13 +62,6 @@ class Split:
         return Split(self.images.to(device), self.labels.to(device))
 
 
-class LabelledSamples(Samples, Protocol):
-    """Samples and their labels."""
-
-    @property
-    def labels(self) -> Tensor: ...
-
-
 class DataSet(ABC):
     """What protocols need of a data set: images (`ImageData`), or any other tensors (`TensorData`), in splits.
 
@@ -101,7 +95,7 @@ class DataSet(ABC):
         allowed: Tensor | None = None,
         new: Tensor | None = None,
     ) -> LabelledTask:
-        """A task that learns `examples` and is tested on each of `tests`. allowed, new: as in `image_task`."""
+        """A task that learns `examples` and is tested on each of `tests`. allowed, new: as in `labelled_task`."""
 
     def splits(self) -> dict[str, Any]:
         """The splits there are, by name."""
@@ -173,10 +167,12 @@ class ImageData(DataSet):
         return replace(self, mean=(0.0,) * len(self.mean), std=(1.0,) * len(self.std))
 
     def examples(self, split: Split, index: Tensor | None = None, labels: Tensor | None = None) -> Examples:
-        return examples_of(self, split, index, labels)
+        index, labels = chosen_of(split, index, labels)
+        mean, std = (torch.tensor(values, device=labels.device).view(-1, 1, 1) for values in (self.mean, self.std))
+        return Examples(split.images, index, labels, shift=255 * mean, scale=1 / (255 * std))
 
-    def task(self, name: str, examples: Examples, tests: Mapping[str, Examples], **settings: Any) -> ImageTask:
-        return image_task(name, examples, tests, **settings)
+    def task(self, name: str, examples: Examples, tests: Mapping[str, Examples], **settings: Any) -> LabelledTask:
+        return labelled_task(name, examples, tests, **settings)
 
 
 def shuffled(count: int, seed: int) -> Tensor:
@@ -212,13 +208,6 @@ class Examples:
     stacked = staticmethod(stacked_examples)
 
 
-def examples_of(data: ImageData, split: Split, index: Tensor | None = None, labels: Tensor | None = None) -> Examples:
-    """Some of a split's samples, or all; under their own labels, or others."""
-    index, labels = chosen_of(split, index, labels)
-    mean, std = (torch.tensor(values, device=labels.device).view(-1, 1, 1) for values in (data.mean, data.std))
-    return Examples(split.images, index, labels, shift=255 * mean, scale=1 / (255 * std))
-
-
 def chosen_of(split: Any, index: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """The numbers and the labels of some of a split's samples, or of all, on its device."""
     device, count = split.labels.device, len(split)
@@ -247,8 +236,8 @@ class LabelledTask(IndexedTask):
     figures: the names of what `evaluate` returns.
     """
 
-    samples: LabelledSamples = field(kw_only=True)
-    tests: Mapping[str, LabelledSamples] = field(kw_only=True)
+    samples: Any = field(kw_only=True)  # with `labels`, like all of `tests`
+    tests: Mapping[str, Any] = field(kw_only=True)
     new: Tensor | None = field(default=None, kw_only=True)
     figures: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -259,44 +248,48 @@ class LabelledTask(IndexedTask):
         return self.new[examples.labels].nonzero().flatten()
 
 
-@dataclass(frozen=True, eq=False)
-class ImageTask(LabelledTask):
-    """A task of images."""
-
-    samples: Examples = field(kw_only=True)
-    tests: Mapping[str, Examples] = field(kw_only=True)
-
-
-def image_task(
+def labelled_task(
     name: str,
-    examples: Examples,
-    tests: Mapping[str, Examples],
+    examples: Any,
+    tests: Mapping[str, Any],
     *,
     batch: int,
     epochs: int,
     allowed: Tensor | None = None,
     new: Tensor | None = None,
-) -> ImageTask:
+    loss: Loss = nn.functional.cross_entropy,
+    figures: Sequence[str] = ("accuracy",),
+) -> LabelledTask:
     """A task that learns `examples` and is tested on each of `tests`, as "<name>_accuracy".
 
     allowed: (classes,), bool: outputs of other classes count for nothing, in training and in tests. None: all count.
-    new: as in `ImageTask`.
+    new: as in `LabelledTask`.
+    loss: of outputs and targets; their mean.
+    figures: of each test, "accuracy", "loss" or both; without the first, targets are not class numbers.
     """
     check_samples(name, examples, tests, batch)
     masked = masking(name, allowed)
 
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(masked(outputs), targets)
+    def masked_loss(outputs: Any, targets: Tensor) -> Tensor:
+        return loss(masked(outputs), targets)
 
-    def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    def correct(outputs: Any, targets: Tensor) -> Tensor:
         return masked(outputs).argmax(1) == targets
 
-    def evaluate(model: nn.Module) -> dict[str, float | Tensor]:
-        return {f"{split}_accuracy": accuracy(model, tested, correct) for split, tested in tests.items()}
+    sums: dict[str, Loss] = {
+        "accuracy": lambda outputs, targets: correct(outputs, targets).sum(),
+        "loss": lambda outputs, targets: masked_loss(outputs, targets).double() * len(targets),
+    }
+    wanted = {figure: sums[figure] for figure in figures}
 
-    return ImageTask(
-        name, batches_of(examples, batch), loss, evaluate, epochs=epochs, correct=correct, samples=examples, tests=tests,
-        batch_size=batch, new=new, figures=tuple(f"{split}_accuracy" for split in tests),
+    def evaluate(model: nn.Module) -> dict[str, float | Tensor]:
+        found = {split: means(model, tested, wanted) for split, tested in tests.items()}
+        return {f"{split}_{figure}": value for split, values in found.items() for figure, value in values.items()}
+
+    return LabelledTask(
+        name, batches_of(examples, batch), masked_loss, evaluate, epochs=epochs, batch_size=batch, new=new,
+        correct=correct if "accuracy" in figures else None, samples=examples, tests=tests,
+        figures=tuple(f"{split}_{figure}" for split in tests for figure in figures),
     )  # fmt: skip
 
 
@@ -317,7 +310,7 @@ def check_samples(name: str, examples: Samples, tests: Mapping[str, Samples], ba
 
 
 def masking(name: str, allowed: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """A function of outputs that leaves the allowed classes alone to choose from. allowed: as in `image_task`."""
+    """A function of outputs that leaves the allowed classes alone to choose from. allowed: as in `labelled_task`."""
 
     def masked(outputs: Tensor) -> Tensor:
         if allowed is None:
@@ -332,21 +325,19 @@ def masking(name: str, allowed: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, examples: Samples, correct: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The share of correct answers in evaluation mode, as a tensor on the device. Every module keeps the mode it had."""
+def means(model: nn.Module, examples: Samples, sums: Mapping[str, Loss]) -> dict[str, Tensor]:
+    """Means over all samples in evaluation mode, as tensors on the device. sums: of a batch's outputs and targets."""
     if not len(examples):
         raise ValueError("there are no samples to test on")
-    right = torch.zeros((), dtype=torch.int64, device=examples.device)
-    with in_evaluation(model):
-        for inputs, labels in all_batches(examples):
-            right += correct(outputs_of(model, inputs), labels).sum()
-    return right.double() / len(examples)
-
-
-def all_batches(examples: Samples) -> Iterator[tuple[Any, Tensor]]:
-    """All samples in their order, in batches for evaluation."""
+    totals = {name: torch.zeros((), dtype=torch.float64, device=examples.device) for name in sums}
     everything = torch.arange(len(examples), device=examples.device)
-    return (examples.batch(chosen) for chosen in everything.split(_EVALUATED_AT_ONCE))
+    with in_evaluation(model):
+        for chosen in everything.split(_EVALUATED_AT_ONCE):
+            inputs, labels = examples.batch(chosen)
+            outputs = outputs_of(model, inputs)
+            for name, of in sums.items():
+                totals[name] += of(outputs, labels)
+    return {name: total / len(examples) for name, total in totals.items()}
 
 
 @contextmanager

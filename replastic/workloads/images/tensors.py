@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from ...learner import Samples
-from ...learner.task import batches_of, outputs_of
-from .tasks import DataSet, LabelledTask, all_batches, check_samples, chosen_of, in_evaluation, masking
+from .tasks import DataSet, LabelledTask, Loss, chosen_of, labelled_task
 
 Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
-Loss = Callable[[Any, Tensor], Tensor]
 
 
 def each(inputs: Inputs, function: Callable[[Tensor], Any]) -> Any:
@@ -127,37 +124,10 @@ class TensorData(DataSet):
         return TensorExamples(split.inputs, *chosen_of(split, index, labels))
 
     def task(
-        self,
-        name: str,
-        examples: TensorExamples,
-        tests: Mapping[str, TensorExamples],
-        *,
-        batch: int,
-        epochs: int,
-        allowed: Tensor | None = None,
-        new: Tensor | None = None,
+        self, name: str, examples: TensorExamples, tests: Mapping[str, TensorExamples], **settings: Any
     ) -> LabelledTask:
-        """A task with "<name>_loss" of each test, and with "<name>_accuracy" if targets are class numbers."""
-        check_samples(name, examples, tests, batch)
-        masked = masking(name, allowed)
-
-        def loss(outputs: Any, targets: Tensor) -> Tensor:
-            return self.loss(masked(outputs), targets)
-
-        def correct(outputs: Any, targets: Tensor) -> Tensor:
-            return masked(outputs).argmax(1) == targets
-
-        counted = correct if self.classes is not None else None
-
-        def evaluate(model: nn.Module) -> dict[str, float | Tensor]:
-            found = {split: scores(model, tested, loss, counted) for split, tested in tests.items()}
-            return {f"{split}_{figure}": value for split, values in found.items() for figure, value in values.items()}
-
-        kinds = ["loss"] if counted is None else ["accuracy", "loss"]
-        return LabelledTask(
-            name, batches_of(examples, batch), loss, evaluate, epochs=epochs, correct=counted, samples=examples, tests=tests,
-            batch_size=batch, new=new, figures=tuple(f"{split}_{kind}" for split in tests for kind in kinds),
-        )  # fmt: skip
+        figures = ["loss"] if self.classes is None else ["accuracy", "loss"]
+        return labelled_task(name, examples, tests, loss=self.loss, figures=figures, **settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,22 +153,6 @@ class TensorExamples:
         if self.pixels is not None:
             inputs = inputs.flatten(1).index_select(1, self.pixels).view_as(inputs)
         return inputs, self.labels.index_select(0, chosen)
-
-
-@torch.no_grad()
-def scores(
-    model: nn.Module, examples: Samples, loss: Loss, correct: Callable[[Any, Tensor], Tensor] | None
-) -> dict[str, Tensor]:
-    """The mean loss in evaluation mode, and the share of correct answers if they can be counted, on the device."""
-    sums = {"accuracy": torch.zeros((), dtype=torch.float64, device=examples.device)} if correct is not None else {}
-    sums["loss"] = torch.zeros((), dtype=torch.float64, device=examples.device)
-    with in_evaluation(model):
-        for inputs, labels in all_batches(examples):
-            outputs = outputs_of(model, inputs)
-            sums["loss"] += loss(outputs, labels).double() * len(labels)
-            if correct is not None:
-                sums["accuracy"] += correct(outputs, labels).sum()
-    return {name: total / len(examples) for name, total in sums.items()}
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

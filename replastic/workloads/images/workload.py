@@ -28,8 +28,8 @@ from .data import DATA_SETS, FROM_CALLER, load
 from .own_data import data_set_of
 from .protocols import FROM_RUN, PROTOCOLS
 from .published import root_of
-from .tasks import DataSet, ImageData, LabelledTask
-from .tensors import LOSSES, Loss, TensorData, each
+from .tasks import DataSet, ImageData, LabelledTask, Loss
+from .tensors import LOSSES, TensorData, each
 
 if TYPE_CHECKING:
     from ...train import Training
