@@ -162,7 +162,7 @@ def test_labels_that_do_not_fit_the_images_or_the_classes_are_named(tmp_path: Pa
     with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte: .*0 to 10\b.*0 to 9\b"):
         load("mnist", tmp_path)
     write_idx(tmp_path, t10k_images=np.zeros((3, 8, 8), np.uint8))
-    with pytest.raises(ValueError, match=r"\(28, 28, 1\).*\(8, 8, 1\)"):
+    with pytest.raises(ValueError, match=r"test.*\(8, 8, 1\).*train.*\(28, 28, 1\)"):
         load("mnist", tmp_path)
 
 
@@ -417,7 +417,7 @@ def test_what_is_wrong_with_a_folder_of_images_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"test/dog/1.png: .*9 x 8.*test/cat/1.png.*5 x 4"):
         load("folder", tmp_path)
     write_folder(tmp_path, "test/cat/1.png", shape=(8, 9, 3))
-    with pytest.raises(ValueError, match=r"\(4, 5, 3\).*\(8, 9, 3\)"):
+    with pytest.raises(ValueError, match=r"test.*\(8, 9, 3\).*train.*\(4, 5, 3\)"):
         load("folder", tmp_path)
     for size in (0, [1, 2, 3], [4.0, 4], True):
         with pytest.raises(ValueError, match=r"size ?="):

@@ -78,13 +78,15 @@ def test_a_full_disk_stops_a_run_which_goes_on_when_there_is_room(tmp_path: Path
     assert same_end(tmp_path / "whole" / "base" / "seed-0", tmp_path / "full" / "base" / "seed-0")
 
 
-def test_folders_are_let_go_of_when_somebody_stops_the_runs(tmp_path: Path) -> None:
-    def stop(running: Running) -> None:
+def test_folders_are_let_go_of_when_somebody_stops_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(running: Running, row: Any) -> None:
         raise KeyboardInterrupt
 
     of = experiment({"a": {}, "b": {"name": "l2"}})
+    monkeypatch.setattr(Running, "take", stop)
     with pytest.raises(KeyboardInterrupt):
-        finished(tmp_path, of, side_by_side=2, tell=stop)
+        finished(tmp_path, of, side_by_side=2)
+    monkeypatch.undo()
     assert set(finished(tmp_path, of).values()) == {"finished"}
 
 

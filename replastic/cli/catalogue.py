@@ -43,9 +43,10 @@ def _listed(what: What) -> dict[str, str]:
         module, registry = _REGISTRIES[what]
         known = getattr(import_module(module, __package__), registry)
     else:
-        from ..workloads.base import workload_of_kind
+        from ..workloads.base import WORKLOADS, workload_of_kind
 
-        known = workload_of_kind("images").catalogue()[what]
+        catalogues = [workload_of_kind(kind).catalogue() for kind in WORKLOADS]
+        known = {name: made for catalogue in catalogues for name, made in catalogue.get(what, {}).items()}
     return {name: str(made).rstrip(".") if what == "measures" else first_sentence(made) for name, made in known.items()}
 
 

@@ -41,7 +41,11 @@ def build_model(name: str, shape: Sequence[int], classes: int, **options: Any) -
         raise OptionError(f"there is no model {name!r}: {nearest(name, MODELS)}")
     check_options(MODELS[name], options, f"model {name!r}", given=FROM_IMAGES)
     takes = inspect.signature(MODELS[name]).parameters
-    _check_shape(shape)
+    if not all(isinstance(side, int) and side >= 1 for side in shape):
+        raise ValueError(
+            f"shape={tuple(shape)}: pass the sizes of a sample, 1 or more, such as (channels, height, width) of an image, "
+            "as in (3, 32, 32)"
+        )
     if len(shape) != 3 and "image_channels" in takes:
         raise OptionError(f"model {name!r} takes images (channels, height, width), and samples have shape={tuple(shape)}")
     if "size" in takes and shape[1] != shape[2]:
@@ -54,11 +58,3 @@ def from_data(shape: Sequence[int], classes: int) -> dict[str, int]:
     """The arguments that follow from the shape of a sample: those of FROM_IMAGES, of which images alone have all."""
     found = {"inputs": math.prod(shape), "classes": classes}
     return {**found, "image_channels": shape[0], "size": shape[1]} if len(shape) == 3 else found
-
-
-def _check_shape(shape: Sequence[int]) -> None:
-    if not all(isinstance(side, int) and side >= 1 for side in shape):
-        raise ValueError(
-            f"shape={tuple(shape)}: pass the sizes of a sample, 1 or more, such as (channels, height, width) of an image, "
-            "as in (3, 32, 32)"
-        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +22,6 @@ from .run_stacked import finish_stacked, fits_in_stack
 from .spec import RunSpec, first_tasks, runs_of
 
 log = logging.getLogger("replastic")
-Tell = Callable[[Running], None] | None
 
 
 def run(
@@ -35,12 +34,10 @@ def run(
     root: str | Path | None = None,
     side_by_side: int = 1,
     retry: bool = False,
-    tell: Tell = None,
 ) -> dict[str, str]:
     """Run all of an experiment, or some arms and seeds, in this process; returns each run's status by its folder.
 
     side_by_side: runs that take turns: on a GPU one's kernels fill the gaps between another's.
-    tell: called after each row.
     """
     if side_by_side < 1:
         raise OptionError(f"--side-by-side {side_by_side}: give 1 or more")
@@ -74,30 +71,30 @@ def run(
 
     waiting = list(filter(waits, wanted))  # known before anything is trained
     if waiting:
-        waiting[0].load(device=place, root=root)  # if it is not there, for none of them
+        experiment.workload.load(device=place, root=root)  # if it is not there, for none of them
     if experiment.training.stacked:
         fitting = [one for one in waiting if fits_in_stack(one)]
-        _train_as_one([running for running in map(opened, fitting) if running is not None], tell)
+        _train_as_one([running for running in map(opened, fitting) if running is not None])
     before = {firsts[one.folder].folder: firsts[one.folder] for one in waiting if one.folder in firsts}
     for wave in (before.values(), waiting):
-        _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, known, tell)
+        _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, known)
     order = [str(one.folder) for one in (*before.values(), *wanted)]
     return {folder: known[folder] for folder in order if folder in known}
 
 
-def _train_as_one(runs: Sequence[Running], tell: Tell) -> None:
+def _train_as_one(runs: Sequence[Running]) -> None:
     """Stack them. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
     try:
         together = [running for running in runs if not running.ended]
         # Compiled, a step on a single sample needs no gradient matrices, which is worth it for one run, too.
         if len(together) > 1 or (together and together[0].run.training.path == "stacked compiled"):
-            finish_stacked(together, tell)
+            finish_stacked(together)
     finally:
         for running in runs:
             running.close()
 
 
-def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, str], tell: Tell) -> None:
+def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, str]) -> None:
     active: list[Running] = []
     try:
         while active := active + list(itertools.islice(runs, side_by_side - len(active))):
@@ -107,8 +104,6 @@ def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, 
                 except RecordNotWritten as problem:  # the run can go on when there is room
                     log.error("%s", problem)
                     more = False
-                if tell is not None:
-                    tell(running)
                 if not more:
                     statuses[str(running.run.folder)] = running.status if running.ended else "stopped"
                     running.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..record import RecordNotWritten
 from ..train.loop import Position
@@ -15,7 +15,7 @@ from .spec import RunSpec
 log = logging.getLogger("replastic")
 
 
-def finish_stacked(runs: Sequence[Running], tell: Callable[[Running], None] | None = None) -> None:
+def finish_stacked(runs: Sequence[Running]) -> None:
     """Train runs to their end, those with the same position and settings as one.
 
     Runs that were killed while they were being saved may have different positions, and then train in several stacks. If a
@@ -28,14 +28,14 @@ def finish_stacked(runs: Sequence[Running], tell: Callable[[Running], None] | No
                 place = running.prepare()
             alike.setdefault((place, in_common(running.run.training)), []).append(running)
         for (done, _), together in alike.items():
-            _train(together, done, tell)
+            _train(together, done)
     except RecordNotWritten:
         raise
     except Exception as problem:
         log.warning("a stack of %d failed, and its runs train one by one: %s", len(runs), problem)
 
 
-def _train(runs: Sequence[Running], done: Position, tell: Callable[[Running], None] | None) -> None:
+def _train(runs: Sequence[Running], done: Position) -> None:
     rows = train_stacked(
         [running.learner for running in runs],
         [running.tasks for running in runs],  # pyright: ignore[reportArgumentType]
@@ -49,14 +49,10 @@ def _train(runs: Sequence[Running], done: Position, tell: Callable[[Running], No
             if not running.ended:  # one that has diverged stays in the stack, where it affects no other
                 with running.own_world():
                     running.take(row)
-                if tell is not None:
-                    tell(running)
         if all(running.ended for running in runs):
             return
     for running in runs:
         running.complete()
-        if tell is not None:
-            tell(running)
 
 
 def fits_in_stack(run: RunSpec) -> bool:

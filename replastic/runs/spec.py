@@ -75,10 +75,6 @@ class RunSpec:
         digest = {"sha256": code.sha256} if code is not None else {}
         return {"name": name, **with_defaults(method_by_name(name, code), settings), **digest}
 
-    def load(self, *, device: torch.device, root: str | Path | None = None) -> Any:
-        """The run's data. It raises if they are missing."""
-        return self.experiment.workload.load(device=device, root=root)
-
     def build(self, *, device: torch.device, root: str | Path | None = None) -> tuple[Learner, Sequence[Task]]:
         """A new learner, and its tasks. Arms of one seed start with the same weights and see the same data in one order.
 

@@ -36,7 +36,8 @@ class OnRay(Engine):
         self.jobs, self.device = jobs, check_dealt_device("ray", device)
         self.cpus = options.get("cpus", 1)
         self.gpus = options.get("gpus", 1 if torch.device(device).type == "cuda" else 0)
-        self._ray = _import_ray()
+        needed("ray.exceptions", "ray", 'on="ray"')
+        self._ray = needed("ray", "ray", 'on="ray"')
         self._started, self._active = False, dict[Any, Call]()
 
     def __enter__(self) -> OnRay:
@@ -87,8 +88,3 @@ class OnRay(Engine):
         if self._started:
             self._ray.shutdown()
             self._started = False
-
-
-def _import_ray() -> Any:
-    needed("ray.exceptions", "ray", 'on="ray"')
-    return needed("ray", "ray", 'on="ray"')

@@ -60,7 +60,8 @@ class OnSlurm(Engine):
             options.setdefault("gpus", 1)
         self.cpus = options["cpus"]
         self.jobs = jobs if self.cluster == "slurm" else jobs or max(1, cores() // self.cpus)
-        submitit = _import_submitit()
+        needed("submitit.core.utils", "slurm", 'on="slurm"')
+        submitit = needed("submitit", "slurm", 'on="slurm"')
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise OptionError(
                 'on="slurm": there is no sbatch on this machine; start the sweep on the login node, or use '
@@ -118,8 +119,3 @@ class Job:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, call)
-
-
-def _import_submitit() -> Any:
-    needed("submitit.core.utils", "slurm", 'on="slurm"')
-    return needed("submitit", "slurm", 'on="slurm"')

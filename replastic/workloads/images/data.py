@@ -360,7 +360,6 @@ def _as_published(name: str, path: Path, train: Split, test: Split, classes: int
             _log.warning(
                 "%s: %s, SHA-256 %s, expected %s", path, _ALTERED.format(name), found, " or ".join(published.content)
             )
-    _check_shapes(path, train, test)
     return ImageData(name, train, test, classes, published.mean, published.std)
 
 
@@ -372,18 +371,8 @@ def _check_archive(name: str, path: Path) -> None:
 
 
 def _of_splits(name: str, train: Split, test: Split, classes: int, validation: Split | None = None) -> ImageData:
-    _check_shapes(name, train, *([validation] if validation else []), test)
     mean, std = mean_and_std(train.images)
     return ImageData(name, train, test, classes, mean, std, validation)
-
-
-def _check_shapes(where: object, *splits: Split) -> None:
-    shapes = [tuple(split.images.shape[1:]) for split in splits]
-    if len(set(shapes)) > 1:
-        raise ValueError(
-            f"{where}: images of the splits have the shapes {', '.join(map(str, shapes))}, (height, width, channels): "
-            "make them alike"
-        )
 
 
 def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

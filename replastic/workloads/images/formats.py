@@ -191,30 +191,13 @@ class _PickledArray:
         self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-_INSTRUCTIONS = b"".join(
-    getattr(pickle, name)
-    for name in (
-        *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET"),
-        *(
-            "NONE",
-            "NEWTRUE",
-            "NEWFALSE",
-            "INT",
-            "BININT",
-            "BININT1",
-            "BININT2",
-            "LONG",
-            "LONG1",
-            "LONG4",
-            "FLOAT",
-            "BINFLOAT",
-        ),
-        *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-        *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-        *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
-        *("EMPTY_DICT", "SETITEM", "SETITEMS", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
-    )
-)
+_NAMES = """
+    PROTO FRAME STOP MARK MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE INT BININT BININT1
+    BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 UNICODE
+    BINUNICODE SHORT_BINUNICODE BINUNICODE8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS
+    EMPTY_DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD
+"""
+_INSTRUCTIONS = b"".join(getattr(pickle, name) for name in _NAMES.split())
 
 
 class _CifarUnpickler(pickle._Unpickler):
