@@ -401,7 +401,9 @@ def test_a_file_that_has_changed_is_refused(folder: Path, capsys: Any) -> None:
         before = (folder / name).read_text()
         (folder / name).write_text(before + "# changed\n")
         assert main(["run", *command]) == 2
-        assert "sha256" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "sha256" in said
+        assert f"{name}:" in said
         (folder / name).write_text(before)
     assert (folder / "out/base/seed-1/rows.jsonl").read_bytes() == rows
 

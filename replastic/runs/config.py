@@ -28,13 +28,12 @@ Options beside a `name` are the arguments of what is named. A key that nothing u
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from ..learner import Method
 from ..listing import one_line
@@ -166,7 +165,7 @@ def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm
         where = f"[arms.{name}]"
         arm = dict(_table(given, where))
         changed, grid = _table(arm.pop("training", {}), where + " training"), _table(arm.pop("grid", {}), where + " grid")
-        made(Training, {**_fields(training), **changed}, where + " training")
+        made(Training, {**vars(training), **changed}, where + " training")
         if "methods" in arm:
             check_keys(arm, ["methods", "training", "grid"], where)
             if not isinstance(arm["methods"], list):
@@ -231,16 +230,7 @@ def _points(grid: Table, where: str) -> list[tuple[str, dict[str, Any]]]:
 
 def made(kind: type[Any], table: Table, where: str) -> Any:
     """A dataclass of settings from a table."""
-    hints = get_type_hints(kind)
-    fields = {item.name: item for item in dataclasses.fields(kind) if item.init}
-    needed = [
-        name
-        for name, item in fields.items()
-        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-    ]
-    check_keys(table, list(fields), where, needed)
-    for name, value in table.items():
-        check_type(value, hints[name], f"{where} {name}")
+    check_options(kind, table, where)
     try:
         return kind(**table)
     except ValueError as problem:
@@ -261,10 +251,6 @@ def _table(given: Any, where: str) -> Table:
     if not isinstance(given, Mapping):
         raise OptionError(f"{where} is {given!r}: make it a table")
     return given
-
-
-def _fields(settings: Any) -> dict[str, Any]:
-    return {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
 
 
 def _change(table: dict[str, Any], change: str) -> None:
