@@ -230,10 +230,10 @@ def _started(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
     old, new = (dict(leaf for key in given for leaf in leaves(of[key], key)) for of in (there, given))
     for key in [*old, *new]:
         if old.get(key) != new.get(key):
-            code = new.get(key.removesuffix("_sha256")) or new.get(key.removesuffix("sha256") + "name")
-            of = f" (the code of {code})" if key.endswith("sha256") and code else ""
+            name = key.removesuffix("_sha256") if key.endswith("_sha256") else key.removesuffix("sha256") + "name"
+            code = f" (the code of {new[name]})" if key.endswith("sha256") and name in new else ""
             raise ValueError(
-                f"{folder} holds another run: {key}{of} is {old.get(key, 'missing')} there and {new.get(key, 'missing')} here. "
-                "To run this one too, pass another --out; to continue that one, use the settings it was started with"
+                f"{folder} holds another run: {key}{code} is {old.get(key, 'missing')} there and {new.get(key, 'missing')} "
+                "here. To run this one too, pass another --out; to continue that one, use the settings it was started with"
             )
     return there
