@@ -387,7 +387,7 @@ def test_wrong_engines_options_and_numbers_are_errors_that_say_what_to_type(tmp_
         ({"options": {"partition": "gpu"}}, "has the key 'partition': there is threads"),
         ({"on": "ray", "options": {"cpu": 2}}, "did you mean 'cpus'"),
         ({"on": "ray", "options": {"cpus": "two"}}, "--engine cpus = 'two'"),
-        ({"on": "slurm", "options": {"cluster": "pbs"}}, "'pbs'.*'slurm' or 'local' or 'debug'"),
+        ({"on": "slurm", "options": {"cluster": "pbs"}}, "cluster.*'slurm' or 'local' or 'debug'"),
         ({"on": "slurm", "device": "cuda:1"}, "device='cuda:1'"),
         ({"device": "cuda"}, "torch sees no GPU here"),
         ({"arms": ["fire"]}, "--arm 'fire'"),
