@@ -118,11 +118,11 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("measures",), {"names": ["weight_distance"], "at": ["end"]}, 'add "start" to at'),
     (("measures",), {"names": ["srank"], "at": []}, "is never"),
     (("measures",), {"names": ["srank"], "settings": {"srank": {"dleta": 1}}}, "srank has no setting 'dleta'"),
-    (("arms", "x"), {"methods": "fire"}, "methods: give a list"),
+    (("arms", "x"), {"methods": "fire"}, "methods: .* a list"),
     (("arms", "x"), {"methods": [], "steps": 3}, "has the key 'steps'"),
     (("arms", "x"), {"training": {"lr": 1}}, r"\[arms.x\] training has the key 'lr'"),
     (("arms", "x"), {"training": {"learning_rate": 0}}, "learning_rate = 0 must be above 0"),
-    (("arms", "x"), {"name": "fire", "grid": {"steps": 3}}, "steps = 3; give a list of values"),
+    (("arms", "x"), {"name": "fire", "grid": {"steps": 3}}, "steps = 3; .* a list"),
     (("arms", "x"), {"name": "fire", "grid": {"stepz": [3]}}, "did you mean 'steps'?"),
     (("arms", "x"), {"grid": {"steps": [3]}}, "no method whose settings"),
 ]

@@ -395,8 +395,8 @@ LABELS = torch.arange(4)
 @pytest.mark.parametrize(
     ("images", "labels", "says"),
     [
-        (GOOD.float(), LABELS, r"images are torch.float32 of shape \(4, 3, 3, 1\): give bytes"),
-        (GOOD[..., 0], LABELS, r"shape \(4, 3, 3\): give bytes \(samples, height, width, channels\)"),
+        (GOOD.float(), LABELS, r"images are torch.float32 of shape \(4, 3, 3, 1\): .* bytes"),
+        (GOOD[..., 0], LABELS, r"shape \(4, 3, 3\): .* bytes \(samples, height, width, channels\)"),
         (GOOD, LABELS[:3], r"labels are torch.int64 of shape \(3,\) for 4 images"),
         (GOOD, LABELS.int(), r"labels are torch.int32 .* one int64 each"),
         (GOOD, LABELS[:, None], r"of shape \(4, 1\)"),
@@ -422,11 +422,11 @@ def small_data(**changed: Any) -> ImageData:
         ({"validation": Split(GOOD, LABELS - 1)}, "validation labels go from -1 to 2"),
         ({"mean": (0.0, 0.0)}, "2 means and 1 deviations for 1 channels"),
         ({"std": (1.0, 1.0, 1.0)}, "1 means and 3 deviations for 1 channels"),
-        ({"std": (0.0,)}, r"std=\(0.0,\), and images are divided by it: give a positive number"),
-        ({"std": (float("nan"),)}, "give a positive number"),
+        ({"std": (0.0,)}, r"std=\(0.0,\), and images are divided by it: .* positive number"),
+        ({"std": (float("nan"),)}, "positive number"),
         ({"test": Split(GOOD[:, :2], LABELS)}, r"test images are \(2, 3, 1\) on cpu, and train images \(3, 3, 1\) on cpu"),
         ({"test": Split(GOOD.expand(4, 3, 3, 3), LABELS)}, r"test images are \(3, 3, 3\)"),
-        ({"test": Split(GOOD.to("meta"), LABELS.to("meta"))}, "on meta, and train images .* on cpu: give all splits one"),
+        ({"test": Split(GOOD.to("meta"), LABELS.to("meta"))}, "on meta, and train images .* on cpu: .* all splits .*one"),
     ],
 )
 def test_data_that_do_not_fit_together_are_an_error(changed: dict[str, Any], says: str) -> None:

@@ -23,7 +23,7 @@
     name = "fire"
     steps = 10
 
-Options beside a `name` are the arguments of what is named. A key that nothing uses is an error with the nearest valid name.
+Options next to a `name` are the arguments of what is named. A key that nothing uses is an error with the nearest valid name.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
     try:
         text = path.read_bytes().decode()
     except OSError as problem:
-        raise OptionError(f"{path}: {problem.strerror or problem}; give the path of an experiment's TOML file") from problem
+        raise OptionError(f"{path}: {problem.strerror or problem}; pass the path of an experiment's TOML file") from problem
     except UnicodeDecodeError as problem:
-        raise OptionError(f"{path} is no text in UTF-8: give the path of an experiment's TOML file") from problem
+        raise OptionError(f"{path} is no text in UTF-8: pass the path of an experiment's TOML file") from problem
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:  # also numbers of thousands of digits, and lists in each other
@@ -169,7 +169,7 @@ def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm
         if "methods" in arm:
             check_keys(arm, ["methods", "training", "grid"], where)
             if not isinstance(arm["methods"], list):
-                raise OptionError(f'{where} methods: give a list, as in methods = [{{ name = "fire" }}]')
+                raise OptionError(f'{where} methods: write a list, as in methods = [{{ name = "fire" }}]')
             tables = [dict(_table(entry, where)) for entry in arm["methods"]]
         else:
             tables = [arm] if arm else []
@@ -196,7 +196,7 @@ def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm
 
 def _method(entry: Table, where: str, folder: str | Path) -> tuple[str, Table, OwnCode | None]:
     if "name" not in entry:
-        raise OptionError(f"{where} has no name: give one of {', '.join(METHODS)}")
+        raise OptionError(f"{where} has no name: set one of {', '.join(METHODS)}")
     try:
         code = code_of_method(entry["name"], folder)
         kind = method_by_name(entry["name"], code)
@@ -219,7 +219,7 @@ def _points(grid: Table, where: str) -> list[tuple[str, dict[str, Any]]]:
     """Every point of a grid, with a name; of an empty one, the one point."""
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise OptionError(f"{where} grid: {key} = {values!r}; give a list of values")
+            raise OptionError(f"{where} grid: {key} = {values!r}; write a list of values")
     points = itertools.product(*grid.values())
     named = (dict(zip(grid, values, strict=True)) for values in points)
     return [(", ".join(f"{key}={value}" for key, value in point.items()), point) for point in named]

@@ -1,6 +1,6 @@
 """Run an experiment in this process.
 
-Starts the runs of the file, or goes on with those that were stopped; runs that have ended are left alone. On the CPU a run
+Starts the runs of the file, or resumes those that were stopped; runs that have ended are skipped. On the CPU a run
 that was interrupted ends with the same rows, bit for bit, as one that was not. Needs torch, numpy and safetensors alone.
 """
 
@@ -40,7 +40,7 @@ def run(
     side_by_side: runs that take turns: on a GPU one's kernels fill the gaps between another's.
     """
     if side_by_side < 1:
-        raise OptionError(f"--side-by-side {side_by_side}: give 1 or more")
+        raise OptionError(f"--side-by-side {side_by_side}: pass 1 or more")
     wanted, place = chosen_runs(experiment, arms, seeds), checked_device(device)
     check_out(out)
     firsts, known, reported = first_tasks(experiment), dict[str, str](), set[str]()
@@ -55,7 +55,7 @@ def run(
         try:
             first, turns = firsts.get(one.folder), side_by_side > 1
             return Running(one, out, device=place, root=root, first=first, retry=retry, turns=turns)
-        except (OSError, RuntimeError, ValueError) as problem:  # of this run: the others go on
+        except (OSError, RuntimeError, ValueError) as problem:  # of this run: the others continue
             return refuse(one, problem)
 
     def waits(one: RunSpec) -> bool:
@@ -83,7 +83,7 @@ def run(
 
 
 def _train_as_one(runs: Sequence[Running]) -> None:
-    """Stack them. Should that fail, each goes on by itself, from where it was saved, and the culprit alone fails."""
+    """Stack them. If that fails, each continues by itself from where it was saved, and the culprit alone fails."""
     try:
         together = [running for running in runs if not running.ended]
         # Compiled, a step on a single sample needs no gradient matrices, which is worth it for one run, too.
@@ -101,7 +101,7 @@ def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, 
             for running in list(active):
                 try:
                     more = running.advance()
-                except RecordNotWritten as problem:  # the run can go on when there is room
+                except RecordNotWritten as problem:  # the run can continue when there is room
                     log.error("%s", problem)
                     more = False
                 if not more:
@@ -109,7 +109,7 @@ def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, 
                     running.close()
                     active.remove(running)
     finally:
-        for running in active:  # somebody pressed Ctrl-C, or the disk is full: folders are let go
+        for running in active:  # a user pressed Ctrl-C, or the disk is full: folders are released
             running.close()
 
 
@@ -138,9 +138,9 @@ def checked_device(device: torch.device | str | None) -> torch.device:
     except RuntimeError:
         place = None
     if place is None or place.type not in ("cpu", "cuda"):
-        raise OptionError(f'--device {str(device)!r}: give "cpu", "cuda" or "cuda:1"')
+        raise OptionError(f'--device {str(device)!r}: pass "cpu", "cuda" or "cuda:1"')
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise OptionError(f"--device {place}: torch sees {torch.cuda.device_count()} GPUs here; leave it out, or give cpu")
+        raise OptionError(f"--device {place}: torch sees {torch.cuda.device_count()} GPUs here; leave it out, or pass cpu")
     return place
 
 
@@ -150,5 +150,5 @@ def check_out(out: str | Path) -> None:
     for place in (Path(out), *Path(out).parents):
         if place.exists():
             if not place.is_dir():
-                raise OptionError(f"--out {out}: {place} is no folder; give a folder, which may be new")
+                raise OptionError(f"--out {out}: {place} is no folder; pass a folder, which may be new")
             return

@@ -25,7 +25,7 @@ from .config import Arm, Experiment, Table
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of an experiment. tasks: only the first so many of the stream; None: all."""
+    """One run of an experiment. tasks: how many of the stream, from the first; None: all."""
 
     experiment: Experiment
     arm: str
@@ -104,7 +104,7 @@ def runs_of(experiment: Experiment) -> list[RunSpec]:
     runs = [RunSpec(experiment, arm, seed) for seed in experiment.seeds for arm in experiment.arms]
     twice = [folder for folder, count in Counter(run.folder for run in runs).items() if count > 1]
     if twice:
-        raise OptionError(f"two arms would be kept in {twice[0].parent}: give them names that differ in letters or digits")
+        raise OptionError(f"two arms would be kept in {twice[0].parent}: choose names that differ in letters or digits")
     return runs
 
 
@@ -122,7 +122,7 @@ def first_task_of(run: RunSpec) -> RunSpec:
 
 
 def first_tasks(experiment: Experiment) -> dict[Path, RunSpec]:
-    """For runs that may share their first task, by their folders: the run that trains it. Nobody shares it with himself."""
+    """For runs that may share their first task, by their folders: the run that trains it. No run shares with itself."""
     if not experiment.share_first_task or experiment.training.stacked:
         return {}
     shared = {run.folder: first_task_of(run) for run in runs_of(experiment) if idle_in_first_task(run.methods())}

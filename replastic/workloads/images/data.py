@@ -99,7 +99,7 @@ def tiny_imagenet(root: Place = None, *, download: bool = True, cache: bool = Tr
     Labels number the classes in the order of their sorted WordNet names. The published test images have no labels and are
     not read.
 
-    cache: keep the decoded images, 1.4 GB, beside the files, where that can be written; decoding takes about half a minute.
+    cache: keep the decoded images, 1.4 GB, next to the files, where that can be written; decoding takes about half a minute.
     """
     path = find_archive("tiny_imagenet", root_of(root), download)
     with closing(Tree(path)) as tree:
@@ -185,7 +185,7 @@ def npz(
             f"[data] path = {path!r}: {file} is not an .npz file: write one with np.savez(path, x_train=..., ...)"
         )
     if classes is not None and (type(classes) is not int or classes < 1):
-        raise ValueError(f"classes={classes!r}: give the number of classes, or leave it out")
+        raise ValueError(f"classes={classes!r}: pass the number of classes, or leave it out")
     pairs = {
         split: ((f"x_{split}", f"y_{split}"), (f"{split}_images", f"{split}_labels")) for split in ("train", "test", "val")
     }
@@ -330,7 +330,7 @@ def _checked_size(size: int | Sequence[int] | None) -> tuple[int, int] | None:
         return None
     both = [size, size] if isinstance(size, int) else list(size)
     if len(both) != 2 or not all(type(side) is int and side > 0 for side in both):
-        raise ValueError(f"size={size!r}: give a number of pixels, or two: size=[height, width]")
+        raise ValueError(f"size={size!r}: pass a number of pixels, or two: size=[height, width]")
     return both[0], both[1]
 
 

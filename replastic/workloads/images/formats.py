@@ -317,7 +317,7 @@ def channels_last(images: np.ndarray, where: object, channels: str | None) -> np
     channels: "first", "last", or None: where there are 1 or 3.
     """
     if channels not in (None, "first", "last"):
-        raise ValueError(f'channels={channels!r}: give "first" or "last"')
+        raise ValueError(f'channels={channels!r}: pass "first" or "last"')
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise ValueError(
             f"{where}: is {images.dtype} of shape {images.shape}: images are bytes, uint8 of shape (images, height, width), "
@@ -397,7 +397,7 @@ def decode_images(
             (height, width), (first_height, first_width) = image.shape[:2], images.shape[1:3]
             raise ValueError(
                 f"{where / name}: has {width} x {height} pixels, and {where / names[0]} has {first_width} x {first_height}: "
-                f"images of one size are needed, or give size={min(first_height, first_width)} to resize all"
+                f"images of one size are needed, or set size={min(first_height, first_width)} to resize all"
             )
         images[number] = image
     if images is None:

@@ -40,9 +40,9 @@ def warm_start(
 ) -> list[LabelledTask]:
     """First a random part of the training data, then all of it, that part included."""
     if not 0 < fraction < 1:
-        raise ValueError(f"fraction={fraction}: give the share of the data that is seen first, between 0 and 1")
+        raise ValueError(f"fraction={fraction}: set the share of the data that is seen first, between 0 and 1")
     if not isinstance(epochs, Sequence) or len(epochs) != 2:
-        raise ValueError(f"epochs={epochs!r}: give two numbers, before and after the rest of the data arrives")
+        raise ValueError(f"epochs={epochs!r}: set two numbers, before and after the rest of the data arrives")
     order = shuffled(len(data.train), seed)
     first = order[: round(fraction * len(order))]
     if not 0 < len(first) < len(order):
@@ -70,7 +70,7 @@ def continual(
     access: "full": each task has all chunks so far; "limited": the newest alone.
     """
     if access not in ("full", "limited"):
-        raise ValueError(f'access={access!r}: give "full" (all chunks so far) or "limited" (the newest alone)')
+        raise ValueError(f'access={access!r}: set "full" (all chunks so far) or "limited" (the newest alone)')
     pieces = _pieces(shuffled(len(data.train), seed), chunks, "chunks")
     return [
         _subset_task(
@@ -207,7 +207,7 @@ def label_noise(
     _check_classes(data, "label_noise")
     both = isinstance(noise, Sequence) and isinstance(epochs, Sequence)
     if not both or len(noise) != len(epochs) or not noise or not all(0 <= share <= 1 for share in noise):
-        raise ValueError(f"noise={noise!r}, epochs={epochs!r}: give a list of shares in [0, 1] and one of as many numbers")
+        raise ValueError(f"noise={noise!r}, epochs={epochs!r}: set a list of shares in [0, 1] and one of as many numbers")
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data.train), generator=draw)
     drawn = torch.randint(data.classes, order.shape, generator=draw)
@@ -286,7 +286,7 @@ def _check_present(data: DataSet, split: Any, name: str, wanted: Tensor) -> None
 
 def _pieces(order: Tensor, count: int, name: str) -> list[Tensor]:
     if not isinstance(count, int) or not 1 <= count <= len(order):
-        raise ValueError(f"{name}={count!r}: give a whole number from 1 to {len(order)}")
+        raise ValueError(f"{name}={count!r}: set a whole number from 1 to {len(order)}")
     return list(order.tensor_split(count))
 
 
@@ -296,7 +296,7 @@ def _drawn(seed: int, count: int, size: int) -> list[Tensor]:
 
 
 def _dealt(classes: int, each: int, hands: int, seed: int) -> list[Tensor]:
-    """Hands of so many different classes each; a shuffled deck of all classes is used up before the next."""
+    """Hands of `each` different classes; a shuffled deck of all classes is used up before the next."""
     generator = torch.Generator().manual_seed(seed)
     decks = (torch.randperm(classes, generator=generator) for _ in itertools.count())
     whole = (hand for deck in decks for hand in deck.split(each) if len(hand) == each)
@@ -305,4 +305,4 @@ def _dealt(classes: int, each: int, hands: int, seed: int) -> list[Tensor]:
 
 def _at_least_one(count: int, name: str) -> None:
     if not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name}={count!r}: give a whole number, 1 or more")
+        raise ValueError(f"{name}={count!r}: set a whole number, 1 or more")

@@ -34,12 +34,12 @@ class Split:
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
             raise ValueError(
-                f"images are {self.images.dtype} of shape {tuple(self.images.shape)}: give bytes (samples, height, width, "
+                f"images are {self.images.dtype} of shape {tuple(self.images.shape)}: pass bytes (samples, height, width, "
                 "channels), as in images.permute(0, 2, 3, 1) for channels first"
             )
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             raise ValueError(
-                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)} for {len(self.images)} images: give "
+                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)} for {len(self.images)} images: pass "
                 "one int64 each"
             )
         if self.labels.device != self.images.device:
@@ -148,7 +148,7 @@ class ImageData(DataSet):
             raise ValueError(f"{self.name}: {len(self.mean)} means and {len(self.std)} deviations for {channels} channels")
         if not all(0 < deviation < math.inf for deviation in self.std):
             raise ValueError(
-                f"{self.name}: std={self.std}, and images are divided by it: give a positive number for each channel, 1 "
+                f"{self.name}: std={self.std}, and images are divided by it: pass a positive number for each channel, 1 "
                 "for a constant one"
             )
 

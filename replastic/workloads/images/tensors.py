@@ -44,7 +44,7 @@ class TensorSplit:
         for name, tensor in {**tensors_of(self.inputs), "targets": self.labels}.items():
             if not tensor.ndim or len(tensor) != len(self.labels):
                 raise ValueError(
-                    f"{name} are of shape {tuple(tensor.shape)} and targets of shape {tuple(self.labels.shape)}: give both "
+                    f"{name} are of shape {tuple(tensor.shape)} and targets of shape {tuple(self.labels.shape)}: pass both "
                     "one entry a sample along the first axis"
                 )
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -89,7 +89,7 @@ class TensorData(DataSet):
         first = self._layout(self.train)
         for name, split in self.splits().items():
             if (mine := self._layout(split)) != first:
-                raise ValueError(f"{self.name}: {name} has {mine}, and train has {first}: give all splits the same")
+                raise ValueError(f"{self.name}: {name} has {mine}, and train has {first}: bring all splits to the same form")
             if self.classes is not None and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < self.classes:
                 raise ValueError(
                     f"{self.name}: {name} targets go from {int(split.labels.min())} to {int(split.labels.max())}, and there "
