@@ -197,8 +197,7 @@ def rewrite_(
         key = (memory(tensor), tensor.stride())
         if key not in figures:
             value = new(name, tensor).to(tensor)
-            old, wide = (_wide(one.detach()) for one in (tensor, value))
-            figures[key] = torch.stack([torch.linalg.vector_norm(one) for one in (old, wide, wide - old)])
+            figures[key] = change_of(tensor, value)
             tensor.copy_(value)
     entries.clear_()
     return BoundaryReport(
@@ -210,6 +209,12 @@ def rewrite_(
         entries.kinds,
         tuple(left_alone),
     )
+
+
+def change_of(old: Tensor, new: Tensor) -> Tensor:
+    """(3,): the norms of both, and of their difference."""
+    before, after = (_wide(one.detach()) for one in (old, new))
+    return torch.stack([torch.linalg.vector_norm(one) for one in (before, after, after - before)])
 
 
 def _wide(tensor: Tensor) -> Tensor:

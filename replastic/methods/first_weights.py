@@ -61,13 +61,20 @@ class FirstWeights:
     source: str
 
 
-def first_weights_of(model: nn.Module, wanted: Mapping[str, Tensor], initial: Initial | None, seed: Seed) -> FirstWeights:
+def first_weights_of(
+    model: nn.Module,
+    wanted: Mapping[str, Tensor],
+    initial: Initial | None,
+    seed: Seed,
+    earlier: Mapping[str, str] | None = None,
+) -> FirstWeights:
     """The first values of the model's tensors in `wanted`; raises if they are missing, of other shapes, or not finite.
 
     seed: of a draw: an integer, or a generator, which is advanced.
+    earlier: other names that tensors had when the first weights were stored.
     """
     inner = _unwrapped(model)
-    names = {name: _name_inside(name, model, inner) for name in wanted}
+    inside = {name: _name_inside(name, model, inner) for name in wanted}
     if initial is not None:
         if not isinstance(initial, nn.Module | Mapping):
             raise TypeError(
@@ -75,12 +82,16 @@ def first_weights_of(model: nn.Module, wanted: Mapping[str, Tensor], initial: In
                 "training, or a newly initialised model of the same build"
             )
         found, source, what = _by_name(initial), "the weights that were passed", "initial"
-        names = {name: name if name in found else within for name, within in names.items()}
     elif inner in _REMEMBERED:
         found, source, what = _REMEMBERED[inner], "the weights that were remembered", "what was remembered"
     else:
         number = seed if isinstance(seed, int) else _drawn_from(seed)
-        found, source, what = _by_law(inner, set(names.values()), number), f"a draw by the layers' law, seed {number}", "the draw"
+        found, source = _by_law(inner, set(inside.values()), number), f"a draw by the layers' law, seed {number}"
+        what = "the draw"
+    names = {}
+    for name, within in inside.items():
+        forms = (name, within, (earlier or {}).get(name, within))
+        names[name] = next((form for form in forms if form in found), within)
     for name, tensor in wanted.items():
         value = found.get(names[name])
         if not isinstance(value, Tensor) or value.shape != tensor.shape:
