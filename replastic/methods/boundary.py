@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -19,6 +19,7 @@ from ..listing import aligned
 from ..optim import as_list, check_clearable, clear_state_
 from ..units import original
 from ..weights import LeftAlone
+from ..weights.inventory import WeightMatrix
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -93,8 +94,8 @@ class BoundaryReport:
         table = aligned(rows) if count else []
         lines = [f"{self.what}: {count} tensor{'s'[: count != 1]}", *table]
         lines += [f"first weights: {self.source}"] if self.source else []
-        forgot = f"{self.cleared_by} forgot its state of {len(self.cleared)} of them" if self.cleared_by else "none was passed"
-        lines += [f"optimizer: {forgot}"] if count else []
+        forgot = f"{self.cleared_by}, whose state of {len(self.cleared)} of them was cleared"
+        lines += [f"optimizer: {forgot if self.cleared_by else 'none was passed'}"] if count else []
         return "\n".join([*lines, *(f"left alone: {one.name} {one.shape}: {one.reason}" for one in self.left_alone)])
 
 
@@ -113,6 +114,20 @@ class Entry(NamedTuple):
     parameter: Tensor
     index: Tensor | None
     name: str
+
+
+def written_parts(weights: Iterable[WeightMatrix]) -> Iterator[Written]:
+    """Each parameter of these weights once, with all parameters on its memory, and a mask if only parts of it are there."""
+    by_parameter: dict[int, list[WeightMatrix]] = {}
+    for weight in weights:
+        by_parameter.setdefault(id(weight.parameter), []).append(weight)
+    for parts in by_parameter.values():
+        parameter, index = parts[0].parameter, None
+        if sum(part.stack().view.numel() for part in parts) < parameter.numel():
+            index = torch.zeros_like(parameter, dtype=torch.bool)
+            for part in parts:
+                part.stack(index).view.fill_(True)
+        yield Written(parts[0].name, [parameter, *parts[0].aliases], index)
 
 
 @dataclass(frozen=True)
@@ -160,9 +175,14 @@ def optimizer_entries(model: nn.Module, written: Iterable[Written], optimizer: O
 
 def check_finite(tensors: Mapping[str, Tensor], advice: str) -> None:
     """Raise if a tensor has NaN or infinite entries; `advice` ends the message."""
-    bad = not_finite(tensors)
+    refuse_not_finite(not_finite(tensors), advice)
+
+
+def refuse_not_finite(names: Iterable[str], advice: str) -> None:
+    """Raise if there is a name."""
+    bad = list(dict.fromkeys(names))
     if bad:
-        raise ValueError(f"{', '.join(bad[:5])}{' and more' if len(bad) > 5 else ''}: NaN or infinite entries {advice}")
+        raise ValueError(f"{', '.join(bad[:5])}{' and more' if len(bad) > 5 else ''}: NaN or infinite entries{advice}")
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

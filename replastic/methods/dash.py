@@ -166,9 +166,9 @@ def _shrink_(
     axes = shrink_axes(model)
     chosen = _chosen(model, axes)
     entries = optimizer_entries(model, [Written(name, [parameter]) for name, parameter in chosen.items()], optimizer)
-    check_finite(chosen, "in the model: reload or reset these weights")
+    check_finite(chosen, " in the model: reload or reset these weights")
     directions = mean_descent(original(model), chosen, batches, loss, method.alpha, what=what)
-    check_finite(directions, f"in the gradients of {what}")
+    check_finite(directions, f" in the gradients of {what}")
 
     def new(name: str, parameter: Tensor) -> Tensor:
         return parameter * alignment(parameter, directions[name], axes[name], method.floor)

@@ -103,7 +103,7 @@ def first_weights_of(
     values = {name: found[names[name]].detach() for name in wanted}
     check_not_shared(wanted, values, what)
     trained = {name: values[name] for name, tensor in wanted.items() if isinstance(tensor, nn.Parameter)}
-    check_finite(trained, f"in {what}: pass other first weights as initial=...")  # a mask among the buffers may be infinite
+    check_finite(trained, f" in {what}: pass other first weights as initial=...")  # a mask among the buffers may be infinite
     return FirstWeights({name: value.to(wanted[name]) for name, value in values.items()}, source)
 
 

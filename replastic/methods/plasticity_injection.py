@@ -106,8 +106,8 @@ def inject_plasticity_(
 ) -> BoundaryReport:
     """Freeze the model's head and add a new one that learns what is missing; no output changes at that moment.
 
-    Call it when the data changes. The optimiser trains the new head in place of the old one, and forgets the old one's state.
-    Modules change: make copies of the model, such as target networks, and wrappers again.
+    Call it when the data changes. The optimiser trains the new head in place of the old one, whose state it drops. Modules
+    change: make copies of the model, such as target networks, and wrappers again.
 
     head: the name of the module that follows the encoder. None: the direct child that computes the output.
     initial: what the new head starts from: a newly initialised model with the same modules, or its state dict. None: what

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import nn
 
 from ..learner import Learner, Method, Task
@@ -62,7 +61,7 @@ def reset_(
     seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
 
     >>> model, first = nn.Linear(3, 2), nn.Linear(3, 2)
-    >>> reset_(model, first).names, torch.equal(model.weight, first.weight)
+    >>> reset_(model, first).names, (model.weight == first.weight).all().item()
     (('weight', 'bias'), True)
     """
     return planned_reset(model, initial, where=where, only=only, optimizer=optimizer, seed=seed)()

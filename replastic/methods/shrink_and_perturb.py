@@ -91,7 +91,7 @@ def shrink_and_perturb_(
     """
     if not 0 <= rate <= 1:
         raise ValueError(f"rate={rate!r}: pass a number between 0 and 1")
-    check_unsharded(model)
+    check_unsharded(model, for_good=biases)  # names of biases come from state_dict(), which holds copies in FSDP1
     chosen, back = _chosen(model, where), set[object]()
     if biases:
         tensors = named_tensors(model)
@@ -99,7 +99,7 @@ def shrink_and_perturb_(
     chosen = {name: tensor for name, tensor in chosen.items() if rate or memory(tensor) in back}
     if not chosen:
         return rewrite_("Shrink & Perturb, rate 0", {}, lambda name, tensor: tensor, Entries())
-    check_finite({} if rate == 1 else chosen, "in the model: reload these weights, or reset them with rate=1")
+    check_finite({} if rate == 1 else chosen, " in the model: reload these weights, or reset them with rate=1")
     first = first_weights_of(model, chosen, initial, seed)
     entries = optimizer_entries(model, [Written(name, [tensor]) for name, tensor in chosen.items()], optimizer)
 
@@ -135,7 +135,7 @@ def shrink_and_add_noise_(
     chosen = _chosen(model, where)
     if (shrink, sigma) == (1, 0):
         chosen = {}
-    check_finite(chosen, "in the model: reload or reset these weights")
+    check_finite(chosen, " in the model: reload or reset these weights")
     entries = optimizer_entries(model, [Written(name, [tensor]) for name, tensor in chosen.items()], optimizer)
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-import torch.distributed
 from torch import Tensor, nn
 
 DTENSOR = "is a DTensor, of which each process holds a part"
