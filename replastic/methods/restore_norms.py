@@ -5,15 +5,17 @@
 The idea: weights grow while a network trains, and a layer with large weights learns slowly, because a step of the same size
 turns it less. FIRE, Shrink & Perturb, DASH and resets all bring norms down, and each also changes something more: the
 singular values, the directions, or what was learnt. This method changes the norms alone, so a comparison with it shows how
-much of another method's effect is due to norms. Behind a norm layer it does not change the network's function.
+much of another method's effect is due to norms. Directly before a norm layer it does not change what the network computes in
+training mode; a batch norm's running statistics keep the larger weights' scale until training has updated them.
 
-It is this project's own control and not from a paper. Normalize-and-Project, which is from one, has the same equation after
-every step, in networks with norm layers; this method acts at boundaries, in any network.
+It is this project's own control and not from a paper. Normalize-and-Project has the same equation.
 
-Departures: none, because there is no released code. Choices that could be made differently:
+Departures from Normalize-and-Project, each for a reason:
+    - It acts at boundaries and not after every step, because the remedies that it is compared with do.
+    - Models without norm layers are accepted: there it changes outputs, as the other remedies do.
     - One factor scales a whole weight: all taps of a convolution and all gates of a recurrent layer. The parts of a fused
       weight, such as queries and keys, have a factor each.
-    - A weight that started at zero, or is zero, is left unchanged: the first would stop learning, the second has no
+    - A weight that started at zero, or is zero, is left unchanged: the first would stop learning, and the second has no
       direction.
     - Biases keep their values unless biases=True, which resets them to their first values. Embeddings and the gains of norms
       are scaled only if `where` names them.
