@@ -104,7 +104,7 @@ class Written(NamedTuple):
 
     name: str
     tensors: Sequence[Tensor]
-    index: Tensor | None = None
+    mask: Tensor | None = None
 
 
 class Entry(NamedTuple):
@@ -112,7 +112,7 @@ class Entry(NamedTuple):
 
     optimizer: Optimizer
     parameter: Tensor
-    index: Tensor | None
+    mask: Tensor | None
     name: str
 
 
@@ -122,12 +122,12 @@ def written_parts(weights: Iterable[WeightMatrix]) -> Iterator[Written]:
     for weight in weights:
         by_parameter.setdefault(id(weight.parameter), []).append(weight)
     for parts in by_parameter.values():
-        parameter, index = parts[0].parameter, None
+        parameter, mask = parts[0].parameter, None
         if sum(part.stack().view.numel() for part in parts) < parameter.numel():
-            index = torch.zeros_like(parameter, dtype=torch.bool)
+            mask = torch.zeros_like(parameter, dtype=torch.bool)
             for part in parts:
-                part.stack(index).view.fill_(True)
-        yield Written(parts[0].name, [parameter, *parts[0].aliases], index)
+                part.stack(mask).view.fill_(True)
+        yield Written(parts[0].name, [parameter, *parts[0].aliases], mask)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Entries:
 
     def clear_(self) -> None:
         for one in self.entries:
-            clear_state_(one.optimizer, one.parameter, one.index)
+            clear_state_(one.optimizer, one.parameter, one.mask)
 
 
 def optimizer_entries(model: nn.Module, written: Iterable[Written], optimizer: Optimizers, every: bool = False) -> Entries:
@@ -160,7 +160,7 @@ def optimizer_entries(model: nn.Module, written: Iterable[Written], optimizer: O
     for one, parameter in held:
         by_memory.setdefault(memory(parameter), []).append((one, parameter))
     entries: dict[tuple[int, int], Entry] = {}
-    for name, tensors, index in written:
+    for name, tensors, mask in written:
         found = [pair for key in dict.fromkeys(map(memory, tensors)) for pair in by_memory.get(key, [])]
         if every and not found:
             raise ValueError(
@@ -168,8 +168,8 @@ def optimizer_entries(model: nn.Module, written: Iterable[Written], optimizer: O
                 "or optimizer=None"
             )
         for one, parameter in found:
-            check_clearable(one, parameter, index)
-            entries.setdefault((id(one), id(parameter)), Entry(one, parameter, index, name))
+            check_clearable(one, parameter, mask)
+            entries.setdefault((id(one), id(parameter)), Entry(one, parameter, mask, name))
     return Entries(list(entries.values()), ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers)))
 
 

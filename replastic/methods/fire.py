@@ -175,13 +175,13 @@ class FIRE(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         PolarOptions(self.method, self.steps, self.coefficients)  # raises if the settings contradict each other
-        self.needs_first = self.biases
+        self.needs_first = self.biases  # pyright: ignore[reportAttributeAccessIssue] of this one object
 
     def start(self, learner: Learner) -> None:
         selection = select(learner.model, self.where)  # raises now, not after the first task, if it is empty
         if self.clear_state:
             for parts in (False, True):
-                found = [one.tensors for one in written_parts(selection.chosen) if parts == (one.index is not None)]
+                found = [one.tensors for one in written_parts(selection.chosen) if parts == (one.mask is not None)]
                 learner.will_forget(self, [param for params in found for param in params], parts=parts)
         if self.biases:
             names, tensors = biases_of(learner.model, self.where), named_tensors(learner.model)
