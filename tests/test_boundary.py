@@ -241,6 +241,14 @@ def test_what_is_not_a_model_is_answered_with_the_call(name: str) -> None:
         trained.call(name, optimiser=None)
     with pytest.raises(ValueError, match=r"weight.* is on the meta device"):
         call.make(copy.deepcopy(trained.model).to("meta"), trained.animal, trained.first)
+    with pytest.raises(ValueError, match=r"1\.weight has no shape"):
+        call.make(nn.Sequential(nn.Linear(6, 4), nn.LazyLinear(4)), trained.animal, trained.first)
+
+
+def test_a_lazy_layer_that_is_not_selected_does_not_matter_to_fire() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.LazyLinear(4))
+    report = rp.fire_(model, where="0", optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [layer.name for layer in report.layers] == ["0.weight"]
 
 
 def test_old_calls_on_tensors_are_answered_with_the_new_ones() -> None:

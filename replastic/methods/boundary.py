@@ -20,6 +20,7 @@ from ..optim import as_list, check_clearable, clear_state_
 from ..units import original
 from ..weights import LeftAlone
 from ..weights.inventory import WeightMatrix
+from ..weights.layers import is_lazy
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -43,6 +44,9 @@ def on_model(example: str) -> Callable[[Callable[Arguments, Result]], Callable[A
             except TypeError as problem:
                 raise TypeError(f"{name}: {problem}. Write {example}") from None
             check_placed(model)
+            lazy = [key for key, parameter in model.named_parameters() if is_lazy(parameter)]
+            if lazy:
+                raise ValueError(f"{lazy[0]} has no shape yet, because its layer is lazy: run the model on a batch first")
             with torch.no_grad():
                 return function(*args, **kwargs)
 
@@ -152,13 +156,13 @@ def optimizer_entries(model: nn.Module, written: Iterable[Written], optimizer: O
     optimizers = as_list(optimizer)
     if not optimizers:
         raise ValueError("optimizer=[] is empty: pass the optimiser that trains the model, or optimizer=None")
-    held = [(one, parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]]
-    of_model = {memory(parameter) for parameter in model.parameters()}
-    if not every and not any(memory(parameter) in of_model for _, parameter in held):
-        raise ValueError("the optimiser that was passed holds no parameter of this model: pass the one that trains it")
     by_memory: dict[object, list[tuple[Optimizer, Tensor]]] = {}
-    for one, parameter in held:
-        by_memory.setdefault(memory(parameter), []).append((one, parameter))
+    for one in optimizers:
+        for parameter in (parameter for group in one.param_groups for parameter in group["params"]):
+            if not is_lazy(parameter):  # of a layer that is not selected
+                by_memory.setdefault(memory(parameter), []).append((one, parameter))
+    if not every and by_memory.keys().isdisjoint(map(memory, model.parameters())):
+        raise ValueError("the optimiser that was passed holds no parameter of this model: pass the one that trains it")
     entries: dict[tuple[int, int], Entry] = {}
     for name, tensors, mask in written:
         found = [pair for key in dict.fromkeys(map(memory, tensors)) for pair in by_memory.get(key, [])]

@@ -53,7 +53,8 @@ def reset_(
     """Bring weights back to their first values, or to new ones, in place, and report what changed.
 
     initial: the first values: a newly initialised model with the same modules, or its state dict. None: what
-        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters().
+        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters(), in which buffers that no layer
+        resets keep their values.
     where: "all" for every parameter and buffer except those of frozen layers; "head" for the last linear layers, see
         `head_layers`; otherwise the layers whose weights `weights.select` finds, including their biases.
     only: "biases" to write only the trainable biases of these layers. The shift of a norm does not count as a bias.
