@@ -440,6 +440,19 @@ def test_biases_are_reset_exactly_while_weights_are_mixed() -> None:
         rp.shrink_and_perturb_(nn.Linear(3, 3, bias=False), biases=True)
 
 
+@pytest.mark.parametrize("model", ["mlp", "vit", "nature-cnn"])
+def test_fire_with_biases_is_fire_and_a_reset_of_biases(model: str) -> None:
+    one = Trained(model, rp.FIRE(biases=True))
+    two = Trained(model, [rp.FIRE(), rp.LayerReset("everything", "initial", only="biases")])
+    plain = Trained(model, rp.FIRE())
+    for trained in (one, two, plain):
+        trained.learner.begin()
+    assert changed(one.all(), two.all()) == set()
+    assert changed(one.all(), plain.all()) != set()
+    assert rp.FIRE(biases=True).needs_first
+    assert not rp.FIRE().needs_first
+
+
 def test_a_pass_for_dash_with_dropout_is_repeatable_and_leaves_the_random_state() -> None:
     def model() -> nn.Module:
         torch.manual_seed(3)

@@ -180,7 +180,7 @@ def _inject_(model: nn.Module, head: str, new: nn.Module, optimizer: Optimizers,
             "model.parameters(), or freeze the parameters that it does not train"
         )
     for name, parameter in new.named_parameters():
-        parameter.requires_grad_(learning[name].requires_grad).grad = None
+        parameter.requires_grad_(learning[name].requires_grad)
     inject_(model, head, new)
     for name, parameter in new.named_parameters():
         if trained is not None and name in held:

@@ -209,7 +209,7 @@ class LayerReset(Method):
     where: Where | Literal["head"] = "head"
     to: Literal["initial", "fresh"] = "fresh"
     clear_state: bool = True
-    only: Literal["biases"] | None = None  # together with FIRE: [FIRE(), LayerReset("everything", "initial", only="biases")]
+    only: Literal["biases"] | None = None  # FIRE(biases=True) has this built in
 
     def __post_init__(self) -> None:
         super().__post_init__()
