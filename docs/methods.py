@@ -81,6 +81,55 @@ second task (at boundaries, `from_task=2` skips the first). Cost is what it adds
 [performance](performance.md). Within a percent of zero, it is noise.
 
 Muon is three things: `rp.Muon` the optimiser, `rp.muon(model)` the pair with AdamW, `rp.UseMuon()` the method.
+
+## One call at a boundary
+
+In a training loop of your own, every method that acts at a boundary is also one function of the model. Call it when the data
+changes, and pass the optimiser, whose state of the changed weights is cleared:
+
+```python
+rp.remember(model)  # before training: stores a copy of the weights
+
+report = rp.shrink_and_perturb_(model, rate=0.8, optimizer=optimizer)  # when the data changes
+print(report)
+
+rp.restore_norms_(model, biases=True, optimizer=optimizer)
+rp.reset_(model, where="head", optimizer=optimizer)
+batches = first_task.batches(generator)  # or a DataLoader of the new data
+rp.dash_(model, batches, loss=torch.nn.functional.cross_entropy, optimizer=optimizer)
+rp.inject_plasticity_(model, optimizer=optimizer)
+```
+
+| call | what it changes | first weights? | method |
+|---|---|---|---|
+| `rp.fire_(model, optimizer=opt)` | each weight matrix becomes the nearest isometry | for `biases=True` | `FIRE` |
+| `rp.restore_norms_(model, optimizer=opt)` | the norm of each weight | yes | `RestoreNorms` |
+| `rp.shrink_and_perturb_(model, rate=0.8, optimizer=opt)` | parameters move to first weights | yes | `ShrinkAndPerturb` |
+| `rp.shrink_and_add_noise_(model, optimizer=opt)` | parameters shrink, plus noise | no | `ShrinkAndAddNoise` |
+| `rp.reset_(model, optimizer=opt)` | all becomes first weights | yes | `FullReset` |
+| `rp.reset_(model, where="head", optimizer=opt)` | the same in some layers | yes | `LayerReset` |
+| `rp.dash_(model, batches, loss=loss, optimizer=opt)` | weights shrink, by the new data's gradients | no | `DASH` |
+| `rp.inject_plasticity_(model, optimizer=opt)` | a new head is added to a frozen one | yes | `PlasticityInjection` |
+
+**First weights** come from the first of three sources that is there, and the report names it:
+
+1. `initial=first`: a state dict copied before training, `copy.deepcopy(model.state_dict())`, or a new model of the same
+   build.
+2. What `rp.remember(model)` stored. The copy costs the memory of the model's parameters and buffers until the model is
+   freed, and is not part of its `state_dict()`, pickles or copies. `rp.remember(model, "cpu")` keeps it in main memory.
+3. A new draw by the layers' own `reset_parameters()`, with `seed=`, an integer or a `torch.Generator`. The same integer
+   draws the same weights. What the model's constructor does after its layers are made, such as another initialisation, is
+   not repeated.
+
+`biases=True` of `fire_`, `restore_norms_` and `shrink_and_perturb_` also resets biases to their first values.
+
+Every call checks all of its input before it writes the first weight. It keeps storage, dtype, memory format, ties, frozen
+parameters, modes, gradients and the global random state. It returns a report: what was written, by how much, where first
+weights came from, which state of the optimiser was cleared, and what was left alone and why. A parameter that no optimiser
+holds is written all the same, except by `fire_` and `restore_norms_`, which raise an error. DASH's paper keeps the
+optimiser's state; to do so, leave out `optimizer`.
+
+## All methods
 """
 
 
@@ -173,6 +222,8 @@ def _paper(text: str) -> str:
             year = re.search(r"\b(?:19|20)\d\d\b", flat)
             said = f"{who} {year[0]}" if year else who
             return f"{said}, in part" if "not from a paper" in flat else said
+        if "not from a paper" in flat:
+            return "this project"
         if "under review" in flat:
             return "under review"
     raise ValueError(f'no paper is named: give a paragraph that begins "Smith & Jones: Title, 2026" in: {text[:80]}')

@@ -35,9 +35,12 @@ def test_a_one_by_one_convolution_is_kept_or_shrunk_to_the_floor() -> None:
 
 def test_the_average_is_of_negative_gradients_newest_with_weight_alpha() -> None:
     model = ZOO["mlp"].build().double()
-    learner = rp.Learner(model, torch.optim.SGD(model.parameters()), loss=nn.functional.cross_entropy)
     batches = [(inputs.double(), targets) for inputs, targets in (ZOO["mlp"].batch(seed) for seed in range(3))]
-    found = mean_descent(learner, dict(model.named_parameters()), batches, alpha=0.3)
+
+    def loss(batch: rp.Batch) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch.inputs), batch.targets)
+
+    found = mean_descent(model, dict(model.named_parameters()), batches, loss, alpha=0.3)
     expected = torch.zeros_like(model[1].weight)
     for inputs, targets in batches:
         (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(inputs), targets), [model[1].weight])

@@ -50,6 +50,7 @@ CASES: dict[str, Case] = {
     ),
     "perturb_each_step": Case(lambda: METHODS["perturb_each_step"](), lambda: METHODS["perturb_each_step"](sigma=0)),
     "shrink_encoder": Case(lambda: METHODS["shrink_encoder"](), refuses=("mlp", "gpt", "simba")),
+    "restore_norms": Case(lambda: METHODS["restore_norms"](biases=True)),
     "dash": Case(lambda: METHODS["dash"](), lambda: METHODS["dash"](floor=1)),
     "plasticity_injection": Case(
         lambda: METHODS["plasticity_injection"](), refuses=("gpt",), moves_storage=True

@@ -46,8 +46,8 @@ def test_a_full_reset_writes_every_parameter_and_buffer_in_place(name: str) -> N
     model = learner.model
     tensors = {key: (value.data_ptr(), value.stride(), value.dtype) for key, value in model.state_dict().items()}
     assert changed(model, first) == set(first)
-    names = reset_(model, first, optimizer=learner.optimizer)
-    assert names == list(first)
+    report = reset_(model, first, optimizer=learner.optimizer)
+    assert list(report.names) == list(first)
     assert changed(model, first) == set()
     assert {k: (v.data_ptr(), v.stride(), v.dtype) for k, v in model.state_dict().items()} == tensors
     assert forgotten(learner) == set(learner.parameters)
@@ -92,8 +92,8 @@ def test_dtype_strides_and_gradients_of_the_model_are_kept() -> None:
 def test_where_takes_whole_layers_and_leaves_the_rest_bit_identical(name: str, where: Any, expected: set[str]) -> None:
     learner, first, _ = trained(name)
     before = snapshot(learner.model)
-    names = reset_(learner.model, first, where=where, optimizer=learner.optimizer)
-    assert set(names) == changed(learner.model, before) == expected
+    report = reset_(learner.model, first, where=where, optimizer=learner.optimizer)
+    assert set(report.names) == changed(learner.model, before) == expected
     assert all(torch.equal(learner.model.state_dict()[name], first[name]) for name in expected)
     assert forgotten(learner) == expected & set(learner.parameters)
 
@@ -123,7 +123,7 @@ def test_gates_and_packed_projections_have_biases_too() -> None:
         for parameter in model.parameters():
             parameter.add_(1)
     expected = {"0.bias_ih_l0", "0.bias_hh_l0", "1.in_proj_bias", "1.out_proj.bias"}  # its bias_k and bias_v are tokens
-    assert set(reset_(model, first, where="everything", only="biases")) == expected
+    assert set(reset_(model, first, where="everything", only="biases").names) == expected
     assert changed(model, {name: value + 1 for name, value in first.items()}) == expected
 
 
@@ -136,7 +136,7 @@ def test_biases_that_train_are_reset_whatever_their_weights_are_and_frozen_ones_
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-    assert reset_(model, first, only="biases") == ["0.bias", "1.bias"]
+    assert reset_(model, first, only="biases").names == ("0.bias", "1.bias")
 
 
 def test_a_model_without_biases_is_refused_at_the_start() -> None:
@@ -178,14 +178,14 @@ def test_ties_are_kept_and_forgotten_once() -> None:
     assert torch.equal(learner.model.lm_head.weight, source.wte.weight)
     assert "wte.weight" in forgotten(learner)
     before = snapshot(learner.model)
-    assert reset_(learner.model, animal.build(), where="paper_gpt")[-1] == "lm_head.weight"
+    assert reset_(learner.model, animal.build(), where="paper_gpt").names[-1] == "lm_head.weight"
     assert {"wte.weight", "lm_head.weight"} <= changed(learner.model, before)
 
 
 def test_a_compiled_model_is_reset_from_a_compiled_source() -> None:
     model, source = ZOO["mlp"].build(), ZOO["mlp"].build()
     compiled, other = torch.compile(model, backend="eager"), torch.compile(source, backend="eager")
-    assert reset_(compiled, other)[0] == "1.weight"
+    assert reset_(compiled, other).names[0] == "1.weight"
     assert changed(model, source.state_dict()) == set()
     third = ZOO["mlp"].build()
     reset_(compiled, torch.compile(third, backend="eager").state_dict(), where="3")
@@ -198,9 +198,9 @@ def test_a_compiled_model_is_reset_from_a_compiled_source() -> None:
         (lambda model: nn.Linear(3, 2), {}, ValueError, r"no '1\.weight' of the model's shape"),
         (lambda model: {k: v[:2] for k, v in model.state_dict().items()}, {}, ValueError, r"no '1\.weight'"),
         (lambda model: {"1.weight": torch.zeros(12, 6)}, {}, ValueError, r"no '1\.bias'"),
-        (lambda model: model, {}, ValueError, r"the source holds the model's own '1\.weight'"),
+        (lambda model: model, {}, ValueError, r"initial holds the model's own '1\.weight'"),
         (lambda model: model.state_dict(), {}, ValueError, r"copy\.deepcopy\(model\.state_dict\(\)\)"),
-        (lambda model: "initial", {}, TypeError, "source is a str"),
+        (lambda model: "initial", {}, TypeError, "initial is a str"),
         (lambda model: ZOO["mlp"].build(), {"where": "conv*"}, ValueError, "selects no weight matrix"),
         (lambda model: ZOO["mlp"].build(), {"optimizer": "adam"}, TypeError, "Optimizer.*got str"),
     ],

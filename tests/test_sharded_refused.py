@@ -78,7 +78,6 @@ def functions(model: nn.Module) -> dict[str, Callable[[], object]]:
     group = units.groups[0]
     tap = rp.Tap(plain, units.groups)
     plain(torch.zeros(8, 6))
-    targets = [p.detach().clone() for p in fresh.parameters()]
     return {
         "fire_": lambda: rp.fire_(model),
         "fire_ exact": lambda: rp.fire_(model, method="exact"),
@@ -87,7 +86,12 @@ def functions(model: nn.Module) -> dict[str, Callable[[], object]]:
         "reset_ of one layer": lambda: rp.reset_(model, fresh, where="*head*"),
         "reset_ of biases": lambda: rp.reset_(model, fresh, only="biases"),
         "rescale_": lambda: rp.rescale_(model, [0.5, 0.5, 0.5, 0.5]),
-        "shrink_and_perturb_": lambda: rp.shrink_and_perturb_(model.parameters(), targets, 0.5),
+        "shrink_and_perturb_": lambda: rp.shrink_and_perturb_(model, 0.5, initial=fresh),
+        "shrink_and_add_noise_": lambda: rp.shrink_and_add_noise_(model),
+        "restore_norms_": lambda: rp.restore_norms_(model, initial=fresh),
+        "dash_": lambda: rp.dash_(model, [(torch.zeros(8, 6), torch.zeros(8).long())], loss=nn.functional.cross_entropy),
+        "inject_plasticity_": lambda: rp.inject_plasticity_(model),
+        "remember": lambda: rp.remember(model),
         "reset_units_": lambda: rp.reset_units_(model, group, torch.tensor([0, 1]), template=fresh),
         "redo_": lambda: rp.redo_(model, tap, template=fresh, threshold=10.0),
     }
@@ -222,7 +226,15 @@ def _unwrapped(model: FSDP1) -> list[tuple[str, Tensor]]:
 def written_back_by_fsdp1() -> None:
     for original in (True, False):
         model = fsdp1(ShardingStrategy.FULL_SHARD, original)
-        for name in ("fire_", "fire_ of one layer", "shrink_and_perturb_", "reset_units_", "redo_"):
+        for name in (
+            "fire_",
+            "fire_ of one layer",
+            "shrink_and_perturb_",
+            "shrink_and_add_noise_",
+            "restore_norms_",
+            "reset_units_",
+            "redo_",
+        ):
             with compared(model) as plain:
                 with FSDP1.summon_full_params(model):
                     torch.manual_seed(5)
@@ -237,7 +249,7 @@ def written_back_by_fsdp1() -> None:
                 rp.fire_(model)
         with FSDP1.summon_full_params(model):
             calls = functions(model) | of_a_learner(model, torch.optim.SGD(model.parameters()))
-            works = ("fire_", "shrink_and_perturb_", "redo_", "reset_units_", "Learner with fire", "Attached")
+            works = ("fire_", "shrink_and_", "restore_norms_", "redo_", "reset_units_", "Learner with fire", "Attached")
             calls = {name: call for name, call in calls.items() if not name.startswith(works)}
             held = list(model.parameters())
             check_refused(calls, "FSDP1", lambda held=held: [p.detach().clone() for p in held])

@@ -12,7 +12,7 @@ from replastic.methods.shrink_and_perturb import (
     ShrinkAndAddNoise,
     ShrinkAndPerturb,
     add_noise_,
-    shrink_and_perturb_,
+    mixed,
     shrink_encoder,
 )
 from tests.test_reset import changed, forgotten, snapshot, trained
@@ -21,8 +21,7 @@ from tests.zoo import ZOO
 
 def test_it_is_the_weighted_mean_of_old_and_new() -> None:
     old, new = torch.randn(40, dtype=torch.float64), torch.randn(40, dtype=torch.float64)
-    found = old.clone()
-    shrink_and_perturb_([found], [new], 0.3)
+    found = mixed(old, new, 0.3)
     assert torch.allclose(found, 0.7 * old + 0.3 * new, rtol=1e-15)
 
 

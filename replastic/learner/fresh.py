@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,20 +23,26 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {plain(name): value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def reinitialised(model: nn.Module) -> nn.Module:
-    """A copy of `model` in which each layer has re-initialised its parameters; raises if a parameter was left out."""
+_PASS_BUILD = "Pass a function that makes the model, as in Learner(model, optimizer, build=lambda: MyModel())"
+
+
+def reinitialised(model: nn.Module, needed: Collection[str] | None = None, instead: str = _PASS_BUILD) -> nn.Module:
+    """A copy of `model` in which each layer has re-initialised its parameters; raises if a parameter was left out.
+
+    needed: names of the parameters that must not be left out; None: all.
+    instead: what the error tells the caller to do.
+    """
     fresh = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in (one for one in fresh.parameters() if one.is_floating_point() or one.is_complex()):
             parameter.fill_(torch.nan)  # a parameter that is NaN afterwards was not initialised
         fresh.apply(_reset_parameters)  # children first, as in the constructor: attention sets biases of its inner layers
         _apply_init_weights(fresh, None)
-        left = [name for name, parameter in fresh.named_parameters() if parameter.isnan().any()]
+        every = fresh.named_parameters(remove_duplicate=needed is None)
+        asked = [(name, parameter) for name, parameter in every if needed is None or plain(name) in needed]
+        left = [name for name, parameter in asked if parameter.isnan().any()]
     if left:
-        raise ValueError(
-            f"nothing re-initialises {some(left)}: no layer's reset_parameters() does. Pass a function that "
-            "makes the model, as in Learner(model, optimizer, build=lambda: MyModel())"
-        )
+        raise ValueError(f"nothing re-initialises {some(left)}: no layer's reset_parameters() does. {instead}")
     return fresh
 
 

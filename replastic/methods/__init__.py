@@ -33,6 +33,7 @@ METHODS = _Methods(
         "shrink_and_add_noise": "shrink_and_perturb:ShrinkAndAddNoise",
         "perturb_each_step": "shrink_and_perturb:PerturbEachStep",
         "shrink_encoder": "shrink_and_perturb:shrink_encoder",
+        "restore_norms": "restore_norms:RestoreNorms",
         "dash": "dash:DASH",
         "plasticity_injection": "plasticity_injection:PlasticityInjection",
         "swr": "swr:SWR",

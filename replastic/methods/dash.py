@@ -20,7 +20,7 @@ Departures from released code, each for a reason:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,11 +29,17 @@ from torch import Tensor, nn
 from torch.nn.modules import conv
 
 from ..learner import Batch, Learner, Method, Task
-from ..learner.fresh import plain
+from ..learner.checks import check_functions, check_processes, processes_of
+from ..learner.fresh import plain, seeded, trainable
+from ..learner.task import outputs_of
 from ..linalg import many
 from ..linalg.products import units_of_range
 from ..units import original
 from ..units.kinds import has_rows_and_columns
+from ..units.trace import untouched
+from ..weights import LeftAlone
+from ..weights.sharded import check_unsharded
+from .boundary import BoundaryReport, Optimizers, Written, check_finite, on_model, optimizer_entries, rewrite_
 
 
 def alignment(weight: Tensor, direction: Tensor, axes: tuple[int, ...], floor: float) -> Tensor:
@@ -77,42 +83,100 @@ def shrink_axes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return axes
 
 
-@torch.no_grad()
-def dash_(
-    parameters: Mapping[str, Tensor], directions: Mapping[str, Tensor], axes: Mapping[str, tuple[int, ...]], floor: float
-) -> None:
-    """Shrink each parameter by its alignment with its direction, in place."""
-    for name, parameter in parameters.items():
-        parameter.mul_(alignment(parameter, directions[name], axes[name], floor))
-
-
+@torch.enable_grad()
 def mean_descent(
-    learner: Learner, parameters: Mapping[str, nn.Parameter], batches: Iterable[Any], alpha: float
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Iterable[Any],
+    loss: Callable[[Batch], Tensor],
+    alpha: float,
+    *,
+    what: str = "batches",
 ) -> dict[str, Tensor]:
-    """The moving average of the negative gradient over the batches; weights, statistics and .grad are unchanged."""
+    """The moving average of the negative gradient over the batches; .grad is unchanged.
+
+    Call it where changes of modes, running statistics and random states are undone. `what` names the batches in errors.
+    """
     direction = [torch.zeros_like(parameter) for parameter in parameters.values()]
-    model, seen = original(learner.model), False
-    modes = {module: module.training for module in model.modules()}
-    statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    seen = False
     if not model.training:  # in a model in training mode, parts that the caller set to evaluation stay so
         model.train()
-    try:
-        with learner.quiet():
-            for inputs, targets in batches:
-                loss = learner.loss(Batch(inputs, targets))
-                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-                gradients = [g if g is not None else torch.zeros_like(d) for g, d in zip(found, direction, strict=True)]
-                many.mul_(direction, 1 - alpha)
-                many.add_(direction, gradients, alpha=-alpha)
-                seen = True
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for name, buffer in model.named_buffers():
-            buffer.copy_(statistics[name])
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TypeError(f"{what} yielded a {type(batch).__name__}, not a pair: each batch is (inputs, targets)")
+        found = torch.autograd.grad(loss(Batch(*batch)), list(parameters.values()), allow_unused=True)
+        gradients = [g if g is not None else torch.zeros_like(d) for g, d in zip(found, direction, strict=True)]
+        many.mul_(direction, 1 - alpha)
+        many.add_(direction, gradients, alpha=-alpha)
+        seen = True
     if not seen:
-        raise ValueError("DASH needs batches of the new task, but its batches(generator) yielded none")
+        raise ValueError(f"DASH needs batches of the new data, but {what} yielded none")
     return dict(zip(parameters, direction, strict=True))
+
+
+@on_model("rp.dash_(model, batches, loss=torch.nn.functional.cross_entropy, optimizer=optimizer)")
+def dash_(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    loss: Callable[[Any, Any], Tensor],
+    alpha: float = 0.3,
+    floor: float = 0.3,
+    optimizer: Optimizers = None,
+    seed: int = 0,
+) -> BoundaryReport:
+    """Shrink each trainable linear and convolutional weight by its alignment with the new data's gradient, in place.
+
+    Call it when the data changes, before training continues. One pass over the batches computes the gradients.
+
+    batches: pairs (inputs, targets) of the new data, on the model's device, for example a DataLoader.
+    loss: a function of the model's outputs and the targets.
+    alpha: α, the weight of the newest batch in the average.
+    floor: λ; no weight is shrunk below this fraction.
+    optimizer: clear its state of the parameters that are written; pass a list if several train the model.
+    seed: of dropout during the pass.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> batches = [(torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 1, 0]))]
+    >>> dash_(model, batches, loss=nn.functional.cross_entropy).names
+    ('0.weight', '0.bias', '2.weight', '2.bias')
+    """
+    if not isinstance(batches, Iterable) or isinstance(batches, str | Mapping | Tensor):
+        raise TypeError(f"batches is a {type(batches).__name__}: pass pairs (inputs, targets), for example a DataLoader")
+    check_functions(loss, None)
+    method = DASH(alpha, floor)
+    check_processes([method], processes_of(model))
+    check_unsharded(model, for_good=True)  # FSDP1 makes no passes while its weights are whole
+
+    def of_batch(batch: Batch) -> Tensor:
+        return loss(outputs_of(model, batch.inputs), batch.targets)
+
+    with untouched(model), seeded(seed, model):
+        return _shrink_(model, batches, of_batch, method, optimizer)
+
+
+def _shrink_(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Callable[[Batch], Tensor],
+    method: DASH,
+    optimizer: Optimizers,
+    what: str = "batches",
+) -> BoundaryReport:
+    axes = shrink_axes(model)
+    chosen = _chosen(model, axes)
+    entries = optimizer_entries(model, [Written(name, [parameter]) for name, parameter in chosen.items()], optimizer)
+    check_finite(chosen, " in the model: reload or reset these weights")
+    directions = mean_descent(original(model), chosen, batches, loss, method.alpha, what=what)
+    check_finite(directions, f" in the gradients of {what}")
+
+    def new(name: str, parameter: Tensor) -> Tensor:
+        return parameter * alignment(parameter, directions[name], axes[name], method.floor)
+
+    why = "not the weight or bias of a linear or convolutional layer"
+    rest = [LeftAlone(name, tuple(one.shape), why) for name, one in trainable(model).items() if name not in chosen]
+    with torch.no_grad():
+        return rewrite_(f"DASH, α {method.alpha:g}, λ {method.floor:g}", chosen, new, entries, left_alone=rest)
 
 
 @dataclass
@@ -134,20 +198,18 @@ class DASH(Method):
 
     def start(self, learner: Learner) -> None:
         if self.clear_state:
-            learner.will_forget(self, _chosen(learner, shrink_axes(learner.model)).values())
+            learner.will_forget(self, _chosen(learner.model, shrink_axes(learner.model)).values())
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         assert task is not None
-        axes = shrink_axes(learner.model)
-        chosen = _chosen(learner, axes)
-        directions = mean_descent(learner, chosen, task.batches(learner.data_generator()), self.alpha)
-        if self.clear_state:
-            learner.forget(chosen.values())
-        dash_(chosen, directions, axes, self.floor)
+        batches = task.batches(learner.data_generator())
+        optimizer = learner.optimizer if self.clear_state else None
+        with learner.quiet():
+            _shrink_(learner.model, batches, learner.loss, self, optimizer, "its task's batches(generator)")
 
 
-def _chosen(learner: Learner, axes: Mapping[str, tuple[int, ...]]) -> dict[str, nn.Parameter]:
-    chosen = {name: parameter for name, parameter in learner.parameters.items() if name in axes}
+def _chosen(model: nn.Module, axes: Mapping[str, tuple[int, ...]]) -> dict[str, nn.Parameter]:
+    chosen = {name: parameter for name, parameter in trainable(model).items() if name in axes}
     if not chosen:
         raise ValueError("DASH found no trainable linear or convolutional layer in this model")
     return chosen

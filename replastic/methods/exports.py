@@ -1,13 +1,16 @@
 """What `replastic.methods`, and with it `replastic`, exports: classes and in-place functions."""
 
+from .boundary import BoundaryReport as BoundaryReport
 from .cbp import CBP as CBP
 from .dash import DASH as DASH
+from .dash import dash_ as dash_
 from .er import ER as ER
 from .er import l2_er as l2_er
 from .fire import FIRE as FIRE
 from .fire import FireReport as FireReport
 from .fire import fire_ as fire_
 from .fire_on_alarm import FIREOnAlarm as FIREOnAlarm
+from .first_weights import remember as remember
 from .hare_and_tortoise import HareAndTortoise as HareAndTortoise
 from .l2 import L2 as L2
 from .l2_init import L2Init as L2Init
@@ -17,14 +20,18 @@ from .muon import muon as muon
 from .normalize_and_project import NormalizeAndProject as NormalizeAndProject
 from .parseval import Parseval as Parseval
 from .plasticity_injection import PlasticityInjection as PlasticityInjection
+from .plasticity_injection import inject_plasticity_ as inject_plasticity_
 from .redo import ReDo as ReDo
 from .redo import redo_ as redo_
 from .reset import FullReset as FullReset
 from .reset import LayerReset as LayerReset
 from .reset import reset_ as reset_
+from .restore_norms import RestoreNorms as RestoreNorms
+from .restore_norms import restore_norms_ as restore_norms_
 from .shrink_and_perturb import PerturbEachStep as PerturbEachStep
 from .shrink_and_perturb import ShrinkAndAddNoise as ShrinkAndAddNoise
 from .shrink_and_perturb import ShrinkAndPerturb as ShrinkAndPerturb
+from .shrink_and_perturb import shrink_and_add_noise_ as shrink_and_add_noise_
 from .shrink_and_perturb import shrink_and_perturb_ as shrink_and_perturb_
 from .shrink_and_perturb import shrink_encoder as shrink_encoder
 from .snr import SNR as SNR

@@ -27,26 +27,28 @@ Departures from the released code, each for a reason:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from ..learner import Learner, Method, Task
+from ..learner.fresh import named_tensors
 from ..linalg.newton_schulz import Coefficients
 from ..linalg.polar_factor import Method as PolarMethod
 from ..linalg.polar_factor import PolarOptions, RankPolicy
 from ..linalg.products import Precision
-from ..optim import as_list, check_clearable, clear_state_, holds
 from ..weights import LeftAlone, Selection, Where, select
-from ..weights.inventory import WeightMatrix
 from ..weights.place import place_of
 from ..weights.project import Figures, project_
 from ..weights.sharded import check_no_fsdp
+from .boundary import BoundaryReport, Optimizers, not_finite, optimizer_entries, refuse_not_finite, written_parts
+from .first_weights import Initial, Seed
+from .reset import biases as biases_of
+from .reset import planned_reset
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class FireReport:
     other_names: tuple[tuple[str, ...], ...]  # of each tensor
     figures: Callable[[], list[Figures]]
     left_alone: tuple[LeftAlone, ...]
+    biases: BoundaryReport | None = None  # what biases=True did
 
     @cached_property
     def layers(self) -> tuple[LayerReport, ...]:
@@ -94,6 +97,7 @@ class FireReport:
             numbers = f"{layer.dfi_before:>14.3g}  {layer.dfi_after:>8.2g}  {layer.sfe:>9.3g}  {layer.sfe_normalised:>8.3g}"
             lines.append(f"{layer.name:<{width}}  {shape:>16}  {numbers}  {layer.note}".rstrip())
         lines += [f"left alone: {weight.name} {weight.shape}: {weight.reason}" for weight in self.left_alone]
+        lines += [str(self.biases)] if self.biases is not None else []
         return "\n".join(lines)
 
 
@@ -104,11 +108,14 @@ def fire_(
     steps: int = 10,
     method: PolarMethod = "published",
     where: Where = "everything",
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    optimizer: Optimizers = None,
     coefficients: str | Coefficients = "cubic",
     rank: RankPolicy = "partial",
     precision: Precision | None = None,
     budget: int | None = None,
+    biases: bool = False,
+    initial: Initial | None = None,
+    seed: Seed = 0,
 ) -> FireReport:
     """Replace the selected weights of `model` by their nearest isometries, in place, and report what changed.
 
@@ -121,6 +128,9 @@ def fire_(
     optimizer: clear its momenta of the changed weights, and only of these; pass a list if several train the model.
     rank: for "exact", what happens to directions with singular value zero: "partial" keeps them, "complete" fills them.
     budget: limit of scratch memory in bytes, which a single large matrix may exceed; None: set by the largest layer.
+    biases: reset the biases of the selected layers to their first values, which FIRE as published keeps.
+    initial, seed: where first biases come from: `initial`, else what `rp.remember(model)` stored, else a new draw by the
+        layers' own reset_parameters() with `seed`.
 
     >>> report = fire_(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4)), method="exact")
     >>> [layer.name for layer in report.layers], all(layer.dfi_after < 1e-10 for layer in report.layers)
@@ -132,11 +142,14 @@ def fire_(
     check_no_fsdp(model)  # other DTensors are refused if they are selected
     selection = select(model, where, elsewhere=True)
     _check_finite(selection)
-    to_clear = _optimizer_entries(selection, optimizer)
+    entries = optimizer_entries(model, written_parts(selection.chosen), optimizer, every=True)
+    reset_biases = None
+    if biases:
+        reset_biases = planned_reset(model, initial, where=where, only="biases", optimizer=optimizer, seed=seed)
     account = project_(selection.chosen, options, budget)
-    for holder, parameter, index in to_clear:
-        clear_state_(holder, parameter, index)
-    return fire_report(options, selection, account.figures)
+    entries.clear_()
+    report = fire_report(options, selection, account.figures)
+    return report if reset_biases is None else replace(report, biases=reset_biases())
 
 
 def fire_report(options: PolarOptions, selection: Selection, figures: Callable[[], list[Figures]]) -> FireReport:
@@ -155,20 +168,24 @@ class FIRE(Method):
     where: Where = "everything"
     coefficients: str | Coefficients = "cubic"
     clear_state: bool = True  # clear the optimiser's momenta of the changed weights
+    biases: bool = False  # reset biases to the run's initial ones, which FIRE as published keeps
     tree_may_change: ClassVar[bool] = True
-    needs_first: ClassVar[bool] = False
     report: FireReport | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         PolarOptions(self.method, self.steps, self.coefficients)  # raises if the settings contradict each other
+        self.needs_first = self.biases  # pyright: ignore[reportAttributeAccessIssue] of this one object
 
     def start(self, learner: Learner) -> None:
         selection = select(learner.model, self.where)  # raises now, not after the first task, if it is empty
         if self.clear_state:
             for parts in (False, True):
-                found = [params for _, params, index in _written(selection) if parts == (index is not None)]
+                found = [one.tensors for one in written_parts(selection.chosen) if parts == (one.mask is not None)]
                 learner.will_forget(self, [param for params in found for param in params], parts=parts)
+        if self.biases:
+            names, tensors = biases_of(learner.model, self.where), named_tensors(learner.model)
+            learner.will_forget(self, [tensors[name] for name in names] if self.clear_state else [])
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         optimizer = learner.optimizer if self.clear_state else None
@@ -179,6 +196,8 @@ class FIRE(Method):
             where=self.where,
             optimizer=optimizer,
             coefficients=self.coefficients,
+            biases=self.biases,
+            initial=learner.initial if self.biases else None,
         )
 
 
@@ -206,51 +225,8 @@ def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options:
 
 
 def _check_finite(selection: Selection) -> None:
-    placed = {id(weight.parameter): weight for weight in selection.chosen if place_of(weight.parameter) is not None}
-    own = {id(weight.parameter): weight for weight in selection.chosen if id(weight.parameter) not in placed}
-    # One call and one synchronisation for the model. Finite weights can overflow a norm, so only a finite one is proof.
-    if own and torch.nn.utils.get_total_norm([weight.parameter.detach() for weight in own.values()]).isfinite():
-        own = {}
-    suspects = [*own.values(), *placed.values()]
-    bad = [weight.name.partition(":")[0] for weight in suspects if not weight.whole().isfinite().all()]
-    if bad:
-        raise ValueError(
-            f"{', '.join(bad[:5])}{' and more' if len(bad) > 5 else ''}: NaN or infinite entries, which have no nearest "
-            "isometry: reload these weights, or leave them out with where=..."
-        )
-
-
-def _optimizer_entries(
-    selection: Selection, optimizer: Optimizer | Sequence[Optimizer] | None
-) -> list[tuple[Optimizer, nn.Parameter, Tensor | None]]:
-    """(optimiser, parameter, index) to clear; index is a mask if only parts of the parameter were selected, else None."""
-    if optimizer is None:
-        return []
-    optimizers = as_list(optimizer)
-    entries: list[tuple[Optimizer, nn.Parameter, Tensor | None]] = []
-    for name, parameters, index in _written(selection):
-        held = [(o, p, index) for o in optimizers for p in parameters if holds(o, p)]
-        if not held:
-            raise ValueError(
-                f"no optimiser that was passed holds {name}: pass the one that trains it, several as a list, "
-                "or optimizer=None"
-            )
-        for entry in held:
-            check_clearable(*entry)
-        entries += held
-    return entries
-
-
-def _written(selection: Selection) -> Iterator[tuple[str, list[nn.Parameter], Tensor | None]]:
-    """(name, parameters that share one tensor, index); index is a mask if only parts of it were selected, else None."""
-    by_parameter: dict[int, list[WeightMatrix]] = {}
-    for weight in selection.chosen:
-        by_parameter.setdefault(id(weight.parameter), []).append(weight)
-    for weights in by_parameter.values():
-        parameters = [weights[0].parameter, *weights[0].aliases]
-        index = None
-        if sum(weight.stack().view.numel() for weight in weights) < parameters[0].numel():
-            index = torch.zeros_like(parameters[0], dtype=torch.bool)
-            for weight in weights:
-                weight.stack(index).view.fill_(True)
-        yield weights[0].name, parameters, index
+    placed = {id(one.parameter): one for one in selection.chosen if place_of(one.parameter) is not None}
+    own = {one.name: one.parameter for one in selection.chosen if id(one.parameter) not in placed}
+    bad = [*not_finite(own), *(one.name for one in placed.values() if not one.whole().isfinite().all())]
+    advice = ", which have no nearest isometry: reload these weights, or leave them out with where=..."
+    refuse_not_finite((name.partition(":")[0] for name in bad), advice)

@@ -21,7 +21,7 @@ parameters that were kept, for example for clipping, and DistributedDataParallel
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal
@@ -31,11 +31,13 @@ from torch import nn
 
 from ..learner import Learner, Method, Task
 from ..learner.checks import check_unwrapped
-from ..learner.fresh import reinitialised
-from ..optim import holds, swap_
+from ..learner.fresh import named_tensors, reinitialised
+from ..optim import as_list, as_one, holds, swap_
 from ..units import original
 from ..units.chain import output_layers
 from ..weights.sharded import check_unsharded
+from .boundary import BoundaryReport, Optimizers, change_of, on_model
+from .first_weights import Initial, Seed, first_weights_of
 
 
 class Injected(nn.Module):
@@ -93,6 +95,104 @@ def inject_(model: nn.Module, head: str, new: nn.Module) -> Injected:
     return injected
 
 
+@on_model('rp.inject_plasticity_(model, head="head", optimizer=optimizer)')
+def inject_plasticity_(
+    model: nn.Module,
+    head: str | None = None,
+    *,
+    initial: Initial | None = None,
+    optimizer: Optimizers = None,
+    seed: Seed = 0,
+) -> BoundaryReport:
+    """Freeze the model's head and add a new one that learns what is missing; no output changes at that moment.
+
+    Call it when the data changes. The optimiser trains the new head in place of the old one, whose state it drops. Modules
+    change: make copies of the model, such as target networks, and wrappers again.
+
+    head: the name of the module that follows the encoder. None: the direct child that computes the output.
+    initial: what the new head starts from: a newly initialised model with the same modules, or its state dict. None: what
+        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters().
+    optimizer: what trains the model; a list if there are several. None: create a new one after the call.
+    seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> inject_plasticity_(model, optimizer=torch.optim.Adam(model.parameters())).names
+    ('2.new.weight', '2.new.bias')
+    """
+    check_unsharded(model, for_good=True)
+    name = checked_head(model, head)
+    inner = original(model)
+    learning = _learning(inner, name)
+    _check_learns(name, learning)
+    part = _part_that_learns(inner.get_submodule(name))
+    prefix = f"{name}." if part is inner.get_submodule(name) else f"{name}.new."
+    tensors = {f"{prefix}{key}": tensor for key, tensor in named_tensors(part).items()}
+    earlier = {key: f"{name}.{key.removeprefix(prefix)}" for key in tensors}  # before the head was injected
+    first = first_weights_of(model, tensors, initial, seed, earlier)
+    new = copy.deepcopy(part)
+    for key, tensor in named_tensors(new).items():
+        tensor.copy_(first.values[f"{prefix}{key}"])
+    return _inject_(inner, name, new, optimizer, first.source)
+
+
+def checked_head(model: nn.Module, head: str | None) -> str:
+    """The name of the head to replace: `head`, or the `default_head`; raises if that module cannot be replaced."""
+    model, asked = original(model), f"PlasticityInjection(head={head!r})"
+    check_unwrapped(model, "PlasticityInjection, which changes its modules,")
+    head = head if head is not None else default_head(model)
+    if head not in dict(model.named_modules()) or not head:
+        names = ", ".join(name for name, _ in model.named_children())
+        raise ValueError(f"{asked}: the model has no such module; it has {names}")
+    module = model.get_submodule(head)
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        raise ValueError(f"{asked}: that is a list of modules: name one of its modules")
+    inside = {id(parameter) for parameter in module.parameters()}
+    for name, other in model.named_modules():
+        within = name == head or name.startswith(f"{head}.")
+        if not within and any(id(parameter) in inside for parameter in other._parameters.values()):
+            raise ValueError(f"the head {head!r} shares a weight with {name!r}, and freezing it would freeze that too")
+    if not inside:
+        raise ValueError(f"{asked}: that module has no parameters, so it cannot learn")
+    return head
+
+
+def _learning(model: nn.Module, head: str) -> dict[str, nn.Parameter]:
+    """Parameters of the head, or of the new head in an injected one."""
+    return dict(_part_that_learns(model.get_submodule(head)).named_parameters())
+
+
+def _check_learns(head: str, learning: Mapping[str, nn.Parameter]) -> None:
+    if not any(parameter.requires_grad for parameter in learning.values()):
+        raise ValueError(
+            f"the head {head!r} is frozen, and the injected one would be, too: call requires_grad_(True) on "
+            "it before the boundary, or leave PlasticityInjection out"
+        )
+
+
+def _inject_(model: nn.Module, head: str, new: nn.Module, optimizer: Optimizers, source: str) -> BoundaryReport:
+    """Inject `new`, and let the optimiser train it in place of the part of the head that learns now."""
+    learning, trained = _learning(model, head), as_one(optimizer) if optimizer is not None else None
+    held = [name for name, parameter in learning.items() if trained is not None and holds(trained, parameter)]
+    unknown = [name for name, parameter in learning.items() if parameter.requires_grad and name not in held]
+    if unknown and trained is not None:
+        raise ValueError(
+            f"the optimiser does not hold {unknown[0]!r} of the head {head!r}: create it with "
+            "model.parameters(), or freeze the parameters that it does not train"
+        )
+    for name, parameter in new.named_parameters():
+        parameter.requires_grad_(learning[name].requires_grad)
+    inject_(model, head, new)
+    for name, parameter in new.named_parameters():
+        if trained is not None and name in held:
+            swap_(trained, learning[name], parameter)
+        learning[name].grad = None
+    figures = [change_of(learning[name], parameter) for name, parameter in new.named_parameters()]
+    names = {f"{head}.new.{name}": tuple(parameter.shape) for name, parameter in new.named_parameters()}
+    cleared = tuple(f"{head}.new.{name}" for name in held)
+    kind = ", ".join(type(one).__name__ for one in as_list(optimizer))
+    return BoundaryReport(f"Plasticity Injection, head {head!r}", names, tuple(figures), source, cleared, kind)
+
+
 @dataclass
 class PlasticityInjection(Method):
     """Inject a new head at every boundary; the previous head, injected or not, is frozen."""
@@ -111,24 +211,9 @@ class PlasticityInjection(Method):
 
     def start(self, learner: Learner) -> None:
         model = original(learner.model)
-        check_unwrapped(model, "PlasticityInjection, which changes its modules,")
-        self._head = self.head if self.head is not None else default_head(model)
-        if self._head not in dict(model.named_modules()) or not self._head:
-            names = ", ".join(name for name, _ in model.named_children())
-            raise ValueError(f"PlasticityInjection(head={self.head!r}): the model has no such module; it has {names}")
-        if isinstance(model.get_submodule(self._head), nn.ModuleList | nn.ModuleDict):
-            raise ValueError(f"PlasticityInjection(head={self._head!r}): that is a list of modules: name one of its modules")
+        self._head = checked_head(model, self.head)
         self._check_others([method for method in learner.methods if method is not self])
-        inside = {id(parameter) for parameter in model.get_submodule(self._head).parameters()}
-        for name, module in model.named_modules():
-            within = name == self._head or name.startswith(f"{self._head}.")
-            if not within and any(id(parameter) in inside for parameter in module._parameters.values()):
-                raise ValueError(
-                    f"the head {self._head!r} shares a weight with {name!r}, and freezing it would freeze that too"
-                )
         head = model.get_submodule(self._head)
-        if next(head.parameters(), None) is None:
-            raise ValueError(f"PlasticityInjection(head={self._head!r}): that module has no parameters, so it cannot learn")
         self._first = f"{self._head}.new." if isinstance(head, Injected) else f"{self._head}."
         self._shape = copy.deepcopy(_part_that_learns(head))
         self.state["injections"] = 0
@@ -148,11 +233,7 @@ class PlasticityInjection(Method):
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         if self.times is None or self.state["injections"] < self.times:
-            if not any(parameter.requires_grad for parameter in self._learning(learner).values()):
-                raise ValueError(
-                    f"the head {self._head!r} is frozen, and the injected one would be, too: call requires_grad_(True) on "
-                    "it before the boundary, or leave PlasticityInjection out"
-                )
+            _check_learns(self._head, _learning(original(learner.model), self._head))
             self._inject(learner, self._new_head(learner))
             self.state["injections"] += 1
 
@@ -173,24 +254,6 @@ class PlasticityInjection(Method):
             new.load_state_dict(drawn.state_dict())
         return new
 
-    def _learning(self, learner: Learner) -> dict[str, nn.Parameter]:
-        """Parameters of the head, or of the new head in an injected one."""
-        return dict(_part_that_learns(original(learner.model).get_submodule(self._head)).named_parameters())
-
     def _inject(self, learner: Learner, new: nn.Module) -> None:
-        learning = self._learning(learner)
-        held = {name for name, parameter in learning.items() if holds(learner.optimizer, parameter)}
-        unknown = [name for name, parameter in learning.items() if parameter.requires_grad and name not in held]
-        if unknown:
-            raise ValueError(
-                f"the optimiser does not hold {unknown[0]!r} of the head {self._head!r}: create it with "
-                "model.parameters(), or freeze the parameters that it does not train"
-            )
-        for name, parameter in new.named_parameters():
-            parameter.requires_grad_(learning[name].requires_grad)
-        inject_(original(learner.model), self._head, new)
-        for name, parameter in new.named_parameters():
-            if name in held:
-                swap_(learner.optimizer, learning[name], parameter)
-            learning[name].grad = None
+        _inject_(original(learner.model), self._head, new, learner.optimizer, "")
         learner.model_changed()

@@ -19,75 +19,96 @@ Departures from released code, each for a reason:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from ..learner import Learner, Method, Task
-from ..learner.fresh import check_not_shared, named_tensors, plain
-from ..optim import as_one, check_clearable, clear_state_, holds
+from ..learner.fresh import named_tensors, plain
 from ..units import original
 from ..units.chain import output_layers
-from ..weights import Where, select
+from ..weights import LeftAlone, Where, select
 from ..weights.inventory import take_inventory
 from ..weights.layers import NORMS
 from ..weights.sharded import check_unsharded
+from .boundary import BoundaryReport, Optimizers, Written, on_model, optimizer_entries, rewrite_
+from .first_weights import Initial, Seed, first_weights_of
 
 _BIAS = re.compile(r"bias|in_proj_bias|bias_[ih]h(_\w+)?")  # not bias_k and bias_v of attention, which are tokens
 
 
-@torch.no_grad()
+@on_model('rp.reset_(model, where="head", optimizer=optimizer)')
 def reset_(
     model: nn.Module,
-    source: nn.Module | Mapping[str, torch.Tensor],
+    initial: Initial | None = None,
     *,
-    where: Where | Literal["all"] = "all",
+    where: Where | Literal["all", "head"] = "all",
     only: Literal["biases"] | None = None,
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
-) -> list[str]:
-    """Copy `source`'s values into `model`, in place, and return the names of what was written.
+    optimizer: Optimizers = None,
+    seed: Seed = 0,
+) -> BoundaryReport:
+    """Bring weights back to their first values, or to new ones, in place, and report what changed.
 
-    source: a newly initialised model with the same modules, or its state dict.
-    where: "all" for every parameter and buffer except those of frozen layers; otherwise the layers whose weights
-        `weights.select` finds, including their biases.
+    initial: the first values: a newly initialised model with the same modules, or its state dict. None: what
+        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters(), in which buffers that no layer
+        resets keep their values.
+    where: "all" for every parameter and buffer except those of frozen layers; "head" for the last linear layers, see
+        `head_layers`; otherwise the layers whose weights `weights.select` finds, including their biases.
     only: "biases" to write only the trainable biases of these layers. The shift of a norm does not count as a bias.
-    optimizer: clear its state of the parameters that are written.
+    optimizer: clear its state of the parameters that are written; pass a list if several train the model.
+    seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
 
-    >>> model, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    >>> reset_(model, other), torch.equal(model.weight, other.weight)
-    (['weight', 'bias'], True)
+    >>> model, first = nn.Linear(3, 2), nn.Linear(3, 2)
+    >>> reset_(model, first).names, (model.weight == first.weight).all().item()
+    (('weight', 'bias'), True)
     """
-    if not isinstance(source, nn.Module | Mapping):
-        raise TypeError(f"source is a {type(source).__name__}: pass a model with the same modules, or its state_dict()")
+    return planned_reset(model, initial, where=where, only=only, optimizer=optimizer, seed=seed)()
+
+
+def planned_reset(
+    model: nn.Module,
+    initial: Initial | None,
+    *,
+    where: Where | Literal["all", "head"] = "all",
+    only: Literal["biases"] | None = None,
+    optimizer: Optimizers = None,
+    seed: Seed = 0,
+) -> Callable[[], BoundaryReport]:
+    """Make all checks of `reset_`, and return the function that writes."""
     if only not in (None, "biases"):
         raise ValueError(f'only={only!r}: pass "biases", or leave it out')
     check_unsharded(model, for_good=True)  # FSDP1's state_dict() holds copies, also where weights are whole
-    given = named_tensors(source) if isinstance(source, nn.Module) else {plain(key): source[key] for key in source}
-    written = named_tensors(model)
+    where = _head_of(model) if where == "head" else where
+    tensors, left = named_tensors(model), []
     if only == "biases":
-        written = {name: written[name] for name in biases(model, where)}
+        names = biases(model, where)
     elif where == "all":
         fixed = frozen_tensors(model)
-        written = {name: tensor for name, tensor in written.items() if name not in fixed}
+        names = [name for name in tensors if name not in fixed]
+        left = [LeftAlone(name, tuple(one.shape), "is frozen") for name, one in tensors.items() if name in fixed]
     else:
-        written = {name: written[name] for name in layer_tensors(model, where)}
-    wrong = [name for name, tensor in written.items() if name not in given or given[name].shape != tensor.shape]
-    if wrong:
-        raise ValueError(f"the source has no {wrong[0]!r} of the model's shape: pass a model with the same modules")
-    check_not_shared(written, given, "the source")
-    optimizers = [] if optimizer is None else [as_one(optimizer)]
-    held = [(state, tensor) for state in optimizers for tensor in written.values() if holds(state, tensor)]
-    for state, tensor in held:
-        check_clearable(state, tensor)
-    for name, tensor in written.items():
-        tensor.copy_(given[name])
-    for state, tensor in held:
-        clear_state_(state, tensor)
-    return list(written)
+        names = layer_tensors(model, where)
+    written = {name: tensors[name] for name in names}
+    first = first_weights_of(model, written, initial, seed)
+    entries = optimizer_entries(model, [Written(name, [tensor]) for name, tensor in written.items()], optimizer)
+    what = "biases reset" if only else "reset"
+    return partial(rewrite_, what, written, lambda name, _: first.values[name], entries, first.source, left)
+
+
+def _head_of(model: nn.Module) -> list[str]:
+    """`head_layers`, unless the model has a module of that name which is something else."""
+    found = head_layers(model)
+    inside = [name for name in named_tensors(model) if name.startswith("head.")]
+    if inside and set(layer_tensors(model, found)) != set(inside):
+        layers = ", ".join(repr(name) for name in found)
+        raise ValueError(
+            f"where='head' means the layers of {layers}, but this model has another module named 'head': write "
+            f"where='head.*' for that module, or where=[{layers}]"
+        )
+    return found
 
 
 def frozen_tensors(model: nn.Module) -> set[str]:
@@ -188,7 +209,7 @@ class LayerReset(Method):
     where: Where | Literal["head"] = "head"
     to: Literal["initial", "fresh"] = "fresh"
     clear_state: bool = True
-    only: Literal["biases"] | None = None  # together with FIRE: [FIRE(), LayerReset("everything", "initial", only="biases")]
+    only: Literal["biases"] | None = None  # FIRE(biases=True) has this built in
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,28 +25,32 @@ from torch import Tensor, nn
 
 from ..learner import Learner, Method, Task
 from ..learner.checks import check_precise
-from ..learner.fresh import memory, named_tensors
-from ..linalg import many
+from ..learner.fresh import memory, named_tensors, trainable
 from ..weights import Where
-from ..weights.sharded import check_unsharded_tensors
+from ..weights.sharded import check_unsharded
+from .boundary import (
+    BoundaryReport,
+    Entries,
+    Optimizers,
+    Written,
+    check_finite,
+    frozen_parameters,
+    on_model,
+    optimizer_entries,
+    rewrite_,
+)
+from .first_weights import Initial, Seed, first_weights_of
 from .reset import LayerReset, layer_tensors
+from .reset import biases as biases_of
 
 
-@torch.no_grad()
-def shrink_and_perturb_(parameters: Iterable[Tensor], targets: Iterable[Tensor], rate: float) -> None:
-    """θ <- (1 - rate) θ + rate·target, in place: 0 changes nothing, and 1 copies the targets exactly.
+def mixed(tensor: Tensor, target: Tensor, rate: float) -> Tensor:
+    """(1 - rate) θ + rate·target: at 0 the tensor, and at 1 exactly the target.
 
-    >>> weight = torch.tensor([2.0, 4.0])
-    >>> shrink_and_perturb_([weight], [torch.zeros(2)], 0.5); weight
+    >>> mixed(torch.tensor([2.0, 4.0]), torch.zeros(2), 0.5)
     tensor([1., 2.])
     """
-    held, wanted = list(parameters), [target.detach() for target in targets]
-    check_unsharded_tensors(held)
-    if rate == 1:
-        many.copy_(held, wanted)
-    elif rate:
-        many.mul_(held, 1 - rate)
-        many.add_(held, wanted, alpha=rate)
+    return target if rate == 1 else tensor.mul(1 - rate).add_(target, alpha=rate)
 
 
 @torch.no_grad()
@@ -59,6 +63,92 @@ def add_noise_(parameters: Iterable[Tensor], shrink: float, sigma: float, genera
             parameter.add_(torch.empty_like(parameter).normal_(0, sigma, generator=generator))
 
 
+@on_model("rp.shrink_and_perturb_(model, rate=0.8, optimizer=optimizer)")
+def shrink_and_perturb_(
+    model: nn.Module,
+    rate: float = 0.8,
+    *,
+    where: Where | Literal["all"] = "all",
+    initial: Initial | None = None,
+    biases: bool = False,
+    optimizer: Optimizers = None,
+    seed: Seed = 0,
+) -> BoundaryReport:
+    """Move all trainable parameters, or those of the layers in `where`, towards their first values, in place.
+
+    Call it when the data changes, before training continues. Invalid input raises before the first weight is written.
+
+    rate: the share of the first values: 0 changes nothing, and 1 is a reset.
+    initial: the first values: a newly initialised model with the same modules, or its state dict. None: what
+        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters().
+    biases: whether biases become their first values, whatever the rate.
+    optimizer: clear its state of the parameters that are written; pass a list if several train the model.
+    seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
+
+    >>> report = shrink_and_perturb_(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), 0.8)
+    >>> report.names, report.source
+    (('0.weight', '0.bias', '2.weight', '2.bias'), "a draw by the layers' law, seed 0")
+    """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"rate={rate!r}: pass a number between 0 and 1")
+    check_unsharded(model, for_good=biases)  # names of biases come from state_dict(), which holds copies in FSDP1
+    chosen, back = _chosen(model, where), set[object]()
+    if biases:
+        tensors = named_tensors(model)
+        back = {memory(tensors[name]) for name in biases_of(model, where)}
+    chosen = {name: tensor for name, tensor in chosen.items() if rate or memory(tensor) in back}
+    if not chosen:
+        return rewrite_("Shrink & Perturb, rate 0", {}, lambda name, tensor: tensor, Entries())
+    check_finite({} if rate == 1 else chosen, " in the model: reload these weights, or reset them with rate=1")
+    first = first_weights_of(model, chosen, initial, seed)
+    entries = optimizer_entries(model, [Written(name, [tensor]) for name, tensor in chosen.items()], optimizer)
+
+    def new(name: str, tensor: Tensor) -> Tensor:
+        return mixed(tensor, first.values[name], 1 if memory(tensor) in back else rate)
+
+    what = f"Shrink & Perturb, rate {rate:g}{', biases reset' if biases else ''}"
+    return rewrite_(what, chosen, new, entries, first.source, frozen_parameters(model) if where == "all" else ())
+
+
+@on_model("rp.shrink_and_add_noise_(model, shrink=0.6, sigma=0.01, optimizer=optimizer)")
+def shrink_and_add_noise_(
+    model: nn.Module,
+    shrink: float = 0.6,
+    sigma: float = 0.01,
+    *,
+    where: Where | Literal["all"] = "all",
+    optimizer: Optimizers = None,
+    seed: Seed = 0,
+) -> BoundaryReport:
+    """Shrink all trainable parameters, or those of the layers in `where`, and add noise, in place.
+
+    shrink, sigma: θ <- shrink·θ + N(0, sigma²).
+    optimizer: clear its state of the parameters that are written; pass a list if several train the model.
+    seed: of the noise: an integer, or a torch.Generator on the model's device.
+
+    >>> shrink_and_add_noise_(nn.Linear(4, 2), shrink=0.5, sigma=0).names
+    ('weight', 'bias')
+    """
+    if not (0 <= shrink <= 1 and sigma >= 0):
+        raise ValueError(f"shrink={shrink!r}, sigma={sigma!r}: pass a shrink between 0 and 1, and a sigma of 0 or more")
+    check_unsharded(model)
+    chosen = _chosen(model, where)
+    if (shrink, sigma) == (1, 0):
+        chosen = {}
+    check_finite(chosen, " in the model: reload or reset these weights")
+    entries = optimizer_entries(model, [Written(name, [tensor]) for name, tensor in chosen.items()], optimizer)
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed
+
+    def new(name: str, tensor: Tensor) -> Tensor:
+        value = tensor.detach().clone()
+        add_noise_([value], shrink, sigma, generator)
+        return value
+
+    still = frozen_parameters(model) if where == "all" else ()
+    return rewrite_(f"shrink by {shrink:g}, noise {sigma:g}", chosen, new, entries, left_alone=still)
+
+
 @dataclass
 class ShrinkAndPerturb(Method):
     """Shrink & Perturb at every boundary, on all parameters or those of the layers in `where`."""
@@ -67,6 +157,7 @@ class ShrinkAndPerturb(Method):
     towards: Literal["initial", "fresh"] = "initial"
     where: Where | Literal["all"] = "all"
     clear_state: bool = True
+    biases: bool = False  # whether biases become their first values, whatever the rate
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,19 +165,23 @@ class ShrinkAndPerturb(Method):
         self.require("towards", self.towards in ("initial", "fresh"), '"initial" or "fresh"')
 
     def start(self, learner: Learner) -> None:
-        chosen = _chosen(learner, self.where)  # raises now if there is nothing to shrink
-        if self.clear_state and self.rate:
+        chosen = _chosen(learner.model, self.where)  # raises now if there is nothing to shrink
+        if self.biases:
+            biases_of(learner.model, self.where)
+        if self.clear_state and (self.rate or self.biases):
             learner.will_forget(self, chosen.values())
         if self.towards == "fresh":
             learner.check_fresh()
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
-        chosen = _chosen(learner, self.where)
-        fresh = named_tensors(learner.fresh()) if self.towards == "fresh" else {}
-        targets = [fresh[name] if fresh else learner.first(name) for name in chosen]
-        if self.clear_state and self.rate:
-            learner.forget(chosen.values())
-        shrink_and_perturb_(chosen.values(), targets, self.rate)
+        shrink_and_perturb_(
+            learner.model,
+            self.rate,
+            where=self.where,
+            initial=learner.fresh() if self.towards == "fresh" else learner.initial,
+            biases=self.biases,
+            optimizer=learner.optimizer if self.clear_state else None,
+        )
 
 
 @dataclass
@@ -104,18 +199,15 @@ class ShrinkAndAddNoise(Method):
         self.require("sigma", self.sigma >= 0, "0 or more")
 
     def start(self, learner: Learner) -> None:
-        chosen = _chosen(learner, self.where).values()  # raises now if there is nothing to shrink
-        if self._clears():
+        chosen = _chosen(learner.model, self.where).values()  # raises now if there is nothing to shrink
+        if self.clear_state and (self.shrink, self.sigma) != (1, 0):
             learner.will_forget(self, chosen)
 
-    def _clears(self) -> bool:
-        return self.clear_state and (self.shrink, self.sigma) != (1, 0)
-
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
-        chosen = _chosen(learner, self.where).values()
-        if self._clears():
-            learner.forget(chosen)
-        add_noise_(chosen, self.shrink, self.sigma, learner.generator)
+        optimizer = learner.optimizer if self.clear_state else None
+        shrink_and_add_noise_(
+            learner.model, self.shrink, self.sigma, where=self.where, optimizer=optimizer, seed=learner.generator
+        )
 
 
 @dataclass
@@ -155,9 +247,9 @@ def shrink_encoder(
     ]
 
 
-def _chosen(learner: Learner, where: Where | Literal["all"]) -> Mapping[str, nn.Parameter]:
+def _chosen(model: nn.Module, where: Where | Literal["all"]) -> Mapping[str, nn.Parameter]:
     if where == "all":
-        return learner.parameters
-    tensors = named_tensors(learner.model)
-    wanted = {memory(tensors[name]) for name in layer_tensors(learner.model, where)}  # a tied tensor has two names
-    return {name: parameter for name, parameter in learner.parameters.items() if memory(parameter) in wanted}
+        return trainable(model)
+    tensors = named_tensors(model)
+    wanted = {memory(tensors[name]) for name in layer_tensors(model, where)}  # a tied tensor has two names
+    return {name: parameter for name, parameter in trainable(model).items() if memory(parameter) in wanted}

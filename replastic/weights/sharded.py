@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-import torch.distributed
 from torch import Tensor, nn
 
 DTENSOR = "is a DTensor, of which each process holds a part"
@@ -42,19 +40,6 @@ def check_no_fsdp(model: nn.Module, *, for_good: bool = False) -> None:
     parts = {module for module in model.modules() if module not in known and "_is_fsdp_managed_module" in vars(module)}
     if parts:
         _check_fsdp((wrapper for wrapper in _wrappers() if not parts.isdisjoint(_sharded_by(wrapper))), for_good)
-
-
-def check_unsharded_tensors(tensors: Iterable[Tensor]) -> None:
-    """`check_unsharded` for parameters without their model."""
-    held = list(tensors)
-    if _kinds() and torch.distributed.is_initialized():  # without processes there is no reason to search
-        wanted = set(map(id, held))
-
-        def holds(wrapper: nn.Module) -> bool:
-            return any(id(p) in wanted for module in _sharded_by(wrapper) for p in module._parameters.values())
-
-        _check_fsdp((wrapper for wrapper in _wrappers() if holds(wrapper)), for_good=False)
-    _check_no_dtensor((f"a parameter of shape {tuple(tensor.shape)}", tensor) for tensor in held)
 
 
 def _kinds() -> tuple[type, ...]:

@@ -1,0 +1,154 @@
+"""RestoreNorms: scale every weight back to the norm that it started with, and change nothing else.
+
+    W <- W·‖W₀‖/‖W‖
+
+The idea: weights grow while a network trains, and a layer with large weights learns slowly, because a step of the same size
+turns it less. FIRE, Shrink & Perturb, DASH and resets all bring norms down, and each also changes something more: the
+singular values, the directions, or what was learnt. This method changes the norms alone, so a comparison with it shows how
+much of another method's effect is due to norms. Directly before a norm layer it does not change what the network computes in
+training mode; a batch norm's running statistics keep the larger weights' scale until training has updated them.
+
+It is this project's own control and not from a paper. Normalize-and-Project has the same equation.
+
+Departures from Normalize-and-Project, each for a reason:
+    - It acts at boundaries and not after every step, because the remedies that it is compared with do.
+    - Models without norm layers are accepted: there it changes outputs, as the other remedies do.
+    - One factor scales a whole weight: all taps of a convolution and all gates of a recurrent layer. The parts of a fused
+      weight, such as queries and keys, have a factor each.
+    - A weight that started at zero, or is zero, is left unchanged: the first would stop learning, and the second has no
+      direction.
+    - Biases keep their values unless biases=True, which resets them to their first values. Embeddings and the gains of norms
+      are scaled only if `where` names them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from ..learner import Learner, Method, Task
+from ..learner.fresh import named_tensors
+from ..linalg.products import frobenius_norms
+from ..weights import LeftAlone, Where, select
+from ..weights.inventory import WeightMatrix
+from ..weights.sharded import check_unsharded
+from .boundary import (
+    BoundaryReport,
+    Optimizers,
+    Written,
+    check_finite,
+    on_model,
+    optimizer_entries,
+    rewrite_,
+    written_parts,
+)
+from .first_weights import Initial, Seed, first_weights_of
+from .reset import biases as biases_of
+
+
+def norm_factor(weight: Tensor, first: Tensor) -> Tensor:
+    """‖W₀‖/‖W‖ by Frobenius norms, in float64: 0 for a weight that started at zero, and not finite for one that is zero.
+
+    >>> norm_factor(Tensor([[3.0, 4.0]]), Tensor([[0.0, 1.0]])).item()
+    0.2
+    """
+    then, now = (frobenius_norms(one.reshape(1, -1, 1))[0] for one in (first, weight))
+    return then / now
+
+
+@on_model("rp.restore_norms_(model, optimizer=optimizer)")
+def restore_norms_(
+    model: nn.Module,
+    *,
+    where: Where = "everything",
+    initial: Initial | None = None,
+    biases: bool = False,
+    optimizer: Optimizers = None,
+    seed: Seed = 0,
+) -> BoundaryReport:
+    """Scale each selected weight of `model` to the Frobenius norm of its first value, in place, and report what changed.
+
+    Call it when the data changes, before training continues. Invalid input raises before the first weight is written.
+
+    where: which weights to scale; see `weights.select`. Embeddings and norms only if selected explicitly.
+    initial: the first values: a newly initialised model with the same modules, or its state dict. None: what
+        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters(), whose norms are those of the
+        initialisation's law up to the chance of one draw.
+    biases: whether biases of the selected layers become their first values.
+    optimizer: clear its state of the changed weights, and only of these; pass a list if several train the model.
+    seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
+
+    >>> model, first = nn.Linear(3, 2), {"weight": Tensor([[1, 0, 0], [0, 1, 0]])}
+    >>> report = restore_norms_(model, initial=first)
+    >>> round(model.weight.norm().item(), 4), report.names
+    (1.4142, ('weight',))
+    """
+    check_unsharded(model, for_good=biases)  # names of biases come from state_dict(), which holds copies in FSDP1
+    selection = select(model, where)
+    asked = {weight.name.partition(":")[0]: weight.parameter for weight in selection.chosen}
+    tensors = named_tensors(model) if biases else {}
+    shifts = {name: tensors[name] for name in biases_of(model, where)} if biases else {}
+    check_finite(asked, " in the model: reload or reset these weights")
+    first = first_weights_of(model, asked | shifts, initial, seed)
+    views = {one.name: _view(one, one.parameter) for one in selection.chosen}
+    factors = {
+        one.name: norm_factor(views[one.name], _view(one, first.values[one.name.partition(":")[0]])).item()
+        for one in selection.chosen
+    }
+    scaled = [one for one in selection.chosen if 0 < factors[one.name] < math.inf]
+    zero = [
+        LeftAlone(one.name, tuple(one.parameter.shape), "started at zero" if factors[one.name] == 0 else "is zero")
+        for one in selection.chosen
+        if one not in scaled
+    ]
+    written = [*written_parts(scaled), *(Written(name, [tensor]) for name, tensor in shifts.items())]
+    entries = optimizer_entries(model, written, optimizer, every=True)
+
+    def new(name: str, tensor: Tensor) -> Tensor:
+        return tensor * factors[name] if name in factors else first.values[name]
+
+    what = f"norms restored{', biases reset' if biases else ''}"
+    rewritten = {one.name: views[one.name] for one in scaled} | shifts
+    return rewrite_(what, rewritten, new, entries, first.source, (*selection.left_alone, *zero))
+
+
+def _view(weight: WeightMatrix, tensor: Tensor) -> Tensor:
+    """The part of a tensor of the weight's shape that the weight is: all of it unless it is a part of a fused weight."""
+    return weight.layout.view(tensor.detach()) if weight.layout.part else tensor.detach()
+
+
+@dataclass
+class RestoreNorms(Method):
+    """Scale every weight to the norm of its first value, at every boundary."""
+
+    where: Where = "everything"
+    to: Literal["initial", "fresh"] = "initial"  # "fresh": the norms of a new draw
+    biases: bool = False  # whether biases become their first values
+    clear_state: bool = True  # clear the optimiser's momenta of the changed weights
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("to", self.to in ("initial", "fresh"), '"initial" or "fresh"')
+
+    def start(self, learner: Learner) -> None:
+        chosen = select(learner.model, self.where).chosen  # raises now, not after the first task, if it is empty
+        named = named_tensors(learner.model) if self.biases else {}
+        shifts = [named[name] for name in biases_of(learner.model, self.where)] if self.biases else []
+        if self.clear_state:
+            parts = list(written_parts(chosen))
+            learner.will_forget(self, [one for _, some, mask in parts if mask is None for one in some] + shifts)
+            learner.will_forget(self, [one for _, some, mask in parts if mask is not None for one in some], parts=True)
+        if self.to == "fresh":
+            learner.check_fresh()
+
+    def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        restore_norms_(
+            learner.model,
+            where=self.where,
+            initial=learner.fresh() if self.to == "fresh" else learner.initial,
+            biases=self.biases,
+            optimizer=learner.optimizer if self.clear_state else None,
+        )
