@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..learner.fresh import built_like, reinitialised, seeded
 from ..listing import aligned, some
 from ..measures import MEASURES, NotMeasurable, Probe, measure
 from ..measures.probe import Loss, Mode
 from ..methods.fire import LayerReport, fire_
+from ..optim import as_list
 from ..units import Example
 from ..units.chain import output_layers
 from ..units.flow import ALONE, OUTPUT
 from ..weights import Where
 from ..weights.sharded import check_unsharded
-from .rules import FLAT, RULES
+from .advice import FEWEST, Advice, on_optimizer, on_samples, remedies, unknown_kind
+from .rules import FLAT, GROWN, RULES
 
 _DRAWS = 5  # new networks: the worst of several is still normal
 _SHOWN = 30  # layers; if there are more, only those with findings are shown
@@ -58,21 +61,34 @@ class LayerHealth:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What `diagnose` found: `findings` in the order of the layers, and `layers` with all values. `print` shows both."""
+    """What `diagnose` found, and `advice` on what to do; `print` shows both.
+
+    findings are in the order of the layers; layers has all values.
+    """
 
     findings: tuple[Finding, ...]
     layers: tuple[LayerHealth, ...]
     title: str
     notes: tuple[str, ...]
+    advice: tuple[Advice, ...] = ()
+    enough: bool = True  # whether there were enough samples to tell
 
     @property
     def healthy(self) -> bool:
-        """Whether there are no findings."""
-        return not self.findings
+        """Whether there are no findings, in enough samples."""
+        return self.enough and not self.findings
 
     def __repr__(self) -> str:
-        found = [str(finding) for finding in self.findings] or ["Nothing unhealthy was found."]
-        return "\n".join([self.title, "", *found, "", *_table(self), *(f"Note: {note}" for note in self.notes)])
+        none = "Nothing unhealthy was found." if self.enough else "There are too few samples to tell what is healthy."
+        found = [str(finding) for finding in self.findings] or [none]
+        todo = [f"{number}. {one}" for number, one in enumerate(self.advice, 1)]
+        todo = (
+            ["What to do, now and each time the data changes", *(f"  {line}" for line in "\n".join(todo).splitlines()), ""]
+            if todo
+            else []
+        )
+        notes = [f"Note: {note}" for note in self.notes]
+        return "\n".join([self.title, "", *found, "", *todo, *_table(self), *notes])
 
 
 def diagnose(
@@ -81,11 +97,12 @@ def diagnose(
     *,
     loss: Loss | None = None,
     mode: Mode | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     build: Callable[[], nn.Module] | None = None,
     where: Where = "everything",
     example: Example | None = None,
 ) -> Diagnosis:
-    """What is unhealthy in a model, layer by layer, why, and what FIRE would change; `print` shows a table.
+    """What is unhealthy in a model, layer by layer, why, and what to do about it; `print` shows it with a table.
 
     The model is compared with five newly initialised networks of the same architecture on the same batch, because what is
     normal differs between architectures. The model is not changed. For other measures or settings see `measure`.
@@ -93,28 +110,76 @@ def diagnose(
     batch: inputs, or (inputs, targets); a few hundred samples of the data to be learnt next.
     loss: if passed, together with targets, weights without a gradient are found as well.
     mode: "train" or "eval", for batch norms and dropout; None: the model's current mode.
+    optimizer: what trains the model; its learning rates and, with a loss, its state are examined as well.
     build: a function that makes a newly initialised model; without it, every layer's reset_parameters() is called.
     where, example: see `select` and `find_units`.
     """
     check_unsharded(model, for_good=True)  # FIRE runs on a copy, and FSDP models cannot be copied
     with torch.inference_mode(False):
-        return _diagnose(Probe(model, batch, loss=loss, mode=mode, where=where, example=example), build)
+        probe = Probe(model, batch, loss=loss, mode=mode, where=where, example=example)
+        return _diagnose(probe, build, as_list(optimizer))
 
 
-def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None) -> Diagnosis:
+def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None, optimizers: Sequence[Optimizer]) -> Diagnosis:
     notes: list[str] = []
     values = _by_layer(probe, notes)
     notes += _not_looked_at(probe)
     new = _yardstick(probe, build, notes)
     fire, fired = _what_fire_would_do(probe, notes)
-    findings = _judge(values, new, fired, _sides(probe))
+    shapes = {_layer(weight.name): (weight.stack().rows, weight.stack().columns) for weight in probe.weights}
+    findings = _judge(values, new, fired, shapes)
+    advice = [*on_samples(probe.samples), *on_optimizer(optimizers, _gradients(probe) if optimizers else {})]
+    enough = probe.samples >= FEWEST
+    if findings and enough:
+        advice += _remedy(probe, findings, lambda after: _judge(after, new, {}, shapes), notes)
     if probe.loss is not None:
         findings += _without_gradient(probe, notes)
     order = {name: position for position, name in enumerate(values)}
     findings.sort(key=lambda finding: order.get(finding.layer, len(order)))
     layers = [LayerHealth(name, row, new.get(name, {}), fired.get(name, {}), fire.get(name)) for name, row in values.items()]
     title = f"{type(probe.model).__name__} in {probe.mode} mode, {probe.samples} samples"
-    return Diagnosis(tuple(findings), tuple(layers), title, tuple(notes))
+    return Diagnosis(tuple(findings), tuple(layers), title, tuple(notes), tuple(advice), enough)
+
+
+def _gradients(probe: Probe) -> dict[Tensor, Tensor]:
+    """The gradients of the batch's loss, by parameter; none without a loss."""
+    try:
+        return {probe.parameters[name]: gradient for name, gradient in probe.gradients.items()}
+    except NotMeasurable:
+        return {}
+
+
+def _remedy(
+    probe: Probe,
+    findings: Sequence[Finding],
+    judge: Callable[[Mapping[str, Mapping[str, float]]], list[Finding]],
+    notes: list[str],
+) -> Sequence[Advice]:
+    """The mildest remedy that leaves nothing unhealthy in a copy of the model, or the strongest that there is."""
+    unknown = unknown_kind(probe.model)
+    if unknown:
+        notes.append(
+            f"no remedy is advised, because the model has {unknown}, and none was measured with these: docs/remedies.md "
+            "says what is known, and how to compare remedies on your own data"
+        )
+        return ()
+    chosen, left = None, [*findings]
+    for remedy in remedies(probe.model, [one.layer for one in findings if one.problem == "zero weight"]):
+        copied = copy.deepcopy(probe.model)
+        try:
+            remedy.apply_(copied)
+        except (TypeError, ValueError) as problem:
+            notes.append(f"{remedy.advice[-1].do} would be advised, but it fails: {problem}")
+            break
+        left, chosen = judge(_by_layer(_twin(probe, copied), [])), remedy
+        if not left:
+            break
+    if chosen is None:
+        return ()
+    if left:
+        still = some(f"{one.layer} ({one.problem})" for one in left)
+        notes.append(f"tried on a copy, what to do leaves {still} unhealthy: if accuracy stays low, reset the model")
+    return chosen.advice
 
 
 @torch.no_grad()
@@ -164,10 +229,6 @@ def _layer(name: str) -> str:
     return f"{layer or 'model'}{colon}{part}"
 
 
-def _sides(probe: Probe) -> dict[str, int]:
-    return {_layer(weight.name): min(weight.stack().sides) for weight in probe.weights}
-
-
 def _yardstick(probe: Probe, build: Callable[[], nn.Module] | None, notes: list[str]) -> dict[str, dict[str, float]]:
     """The same measures of newly initialised networks: the worst of several draws."""
     draws: list[dict[str, dict[str, float]]] = []
@@ -196,7 +257,7 @@ def _judge(
     values: Mapping[str, Mapping[str, float]],
     new: Mapping[str, Mapping[str, float]],
     fired: Mapping[str, Mapping[str, float]],
-    sides: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, int]],
 ) -> list[Finding]:
     findings: list[Finding] = []
     collapsed: list[str] = []
@@ -210,8 +271,10 @@ def _judge(
             if rule.measure == "condition_number":
                 # Columns of constant inputs decay to zero harmlessly, so require a lower rank as well.
                 rank, rank_then = (one.get("weight_effective_rank", math.nan) for one in (row, new[layer]))
-                if value < FLAT * sides[layer] or not rank <= 0.75 * rank_then:
+                if value < FLAT * min(shapes[layer]) or not rank <= 0.75 * rank_then:
                     continue
+            if rule.problem == "grown weight" and value < GROWN * math.sqrt(shapes[layer][0] / 3):
+                continue  # a head that begins with tiny weights grows to the usual size
             named.add(rule.kind)
             if rule.kind == "rank":
                 collapsed.append(layer)
@@ -281,7 +344,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("feature rank", "effective_rank", "{:.1f}"),
     ("weight rank", "weight_effective_rank", "{:.1f}"),
     ("condition", "condition_number", "{:.2g}"),
-    ("norm", "spectral_norm", "{:.3g}"),
+    ("norm", "weight_norm", "{:.3g}"),
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 _SHARE = 0.25  # of a layer's units: the excess over new networks that is unhealthy
 FLAT = 1e4  # times its smaller side: a condition number that one in 5000 square Gaussian matrices exceeds
-_LARGE = 10.0  # a spectral norm that no usual initialisation reaches
+GROWN = 4.0  # times the norm of a new weight: of 42 networks that learnt one task well, the largest had 3.3
 
 
 @dataclass(frozen=True)
@@ -93,25 +93,25 @@ RULES = (
         "spectrum",
     ),
     Rule(
-        "spectral_norm",
+        "weight_norm",
         "zero weight",
         "zero, but not in new networks",
         lambda value, new: value == 0 < new,
         max,
         "{:.3g}",
-        "spectral norm {}",
+        "norm {}",
         "nothing passes through it, so no gradient reaches earlier layers",
         "size",
     ),
     Rule(
-        "spectral_norm",
+        "weight_norm",
         "grown weight",
-        f"10 times that of new networks, and {_LARGE:g}",
-        lambda value, new: value >= max(10 * new, _LARGE),
+        f"{GROWN:g} times that of new networks, and of torch's own initialisation of such a layer",
+        lambda value, new: value >= GROWN * new,  # and of usual size, in diagnosis.py
         max,
         "{:.3g}",
-        "spectral norm {}",
-        "steps of the usual size no longer change what it computes",
+        "norm {}",
+        "a step of the usual size turns it that much less",
         "size",
     ),
 )
