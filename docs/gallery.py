@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import matplotlib as mpl
@@ -47,6 +48,25 @@ def digits() -> Figure:
         axes.errorbar(tasks, means, spreads, color=colour, label=arm, capsize=2, linestyle=":" if "exact" in arm else "-")
     axes.set(xlabel="task", ylabel="train accuracy at its end", ylim=(0, 1.05))
     axes.legend(frameon=False, loc="lower left")
+    return figure
+
+
+def first_steps() -> Figure:
+    """Accuracy over tasks of each arm of experiments/advice/permuted-labels.py, means and standard deviations over seeds."""
+    record = ROOT / "experiments/results/advice-permuted-labels.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()[1:]]
+    colours = {"advised": _BLUE, "when found": _BLUE, "S&P": _GREEN, "full reset": _GREY, "FIRE": _RED, "nothing": _GREY}
+    figure, (axes,) = _figure()
+    for arm, colour in colours.items():
+        over_tasks = [*zip(*(line["accuracies"] for line in lines if line["arm"] == arm), strict=True)]
+        means, spreads = [mean(task) for task in over_tasks], [stdev(task) for task in over_tasks]
+        dashes = {"when found": "--", "nothing": ":"}.get(arm, "-")
+        axes.errorbar(range(1, len(means) + 1), means, spreads, color=colour, capsize=2, linestyle=dashes, elinewidth=0.6)
+        lift = {"when found": 0.04, "full reset": -0.05}.get(arm, 0)  # so that names do not overlap
+        axes.text(len(means) + 0.2, means[-1] + lift, arm, color=colour, va="center")
+    axes.set(xlabel="task", ylabel="accuracy at the end of the task", ylim=(0, 1.05), xlim=(0.5, 12))
+    axes.set_title("Doing what diagnose says keeps the network learning", fontsize=9, loc="left")
+    axes.set_xticks(range(1, 11))
     return figure
 
 
@@ -137,6 +157,7 @@ def of_notebook(name: str) -> Figure:
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
+    "first-steps": first_steps,
     "digits": digits,
     "methods": methods,
     "diagnose": diagnose,

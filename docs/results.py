@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import result_advice
 import result_claims
 from result_differences import against, against_vanilla, alarm_against_the_clock, differences
 from result_figures import FIGURES, figure
@@ -60,7 +61,7 @@ from replastic.report.summary import summary_lines
 ROOT = Path(__file__).parent.parent
 PAGES = (
     *sorted((ROOT / "docs").glob("results-*.md")),
-    *(ROOT / page for page in ("docs/claims.md", "docs/reproduce.md", "README.md", "experiments/results/README.md")),
+    *(ROOT / page for page in ("docs/remedies.md", "docs/tutorial-first-steps.md", "docs/claims.md", "docs/reproduce.md", "README.md", "experiments/results/README.md")),
 )
 ASSETS = ROOT / "docs/assets"
 
@@ -347,7 +348,7 @@ def of_swr_chunks() -> dict[str, list[str]]:
 
 def of_all() -> dict[str, list[str]]:
     """What is of no paper's page."""
-    return result_claims.blocks() | {
+    return result_claims.blocks() | result_advice.blocks() | {
         "records": listed_records(),
         "times": times(),
         "at-full-size": at_full_size(),
