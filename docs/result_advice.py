@@ -42,29 +42,15 @@ def each(lines: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
 def by_fault(lines: Sequence[Mapping[str, Any]], of: str = "fault") -> list[str]:
     """Mean accuracies over the epochs of the next task; how much the advice adds, with its spread over seeds."""
     shown = [line for line in lines if of != "fault" or line["fault"] not in OF_THE_OPTIMISER]
-    rows = head([*(["fault", "network"] if of == "network" else ["fault"]), *ARMS, "advised - nothing", "calls", "n"])
+    rows = head([*(["fault", "network"] if of == "network" else ["fault"]), *ARMS, "advised - nothing", "n"])
     for network, fault in dict.fromkeys(zip(each(shown, "network"), each(shown, "fault"), strict=True)):
         here = [line for line in shown if (line["network"], line["fault"]) == (network, fault)]
         means = {arm: [mean(line["accuracies"]) for line in here if line["arm"] == arm] for arm in ARMS}
         gains = [advised - nothing for advised, nothing in zip(means["advised"], means["nothing"], strict=True)]
-        calls = {"; ".join(map(called, line["calls"])) or "none" for line in here if line["arm"] == "advised"}
         cells = [f"{mean(means[arm]):.3f}" for arm in ARMS]
         names = [fault, network] if of == "network" else [fault]
-        rows.append(
-            as_row([*names, *cells, f"{mean(gains):+.3f} ± {stdev(gains):.3f}", " or ".join(sorted(calls)), f"{len(gains)}"])
-        )
+        rows.append(as_row([*names, *cells, f"{mean(gains):+.3f} ± {stdev(gains):.3f}", f"{len(gains)}"]))
     return rows
-
-
-def called(call: str) -> str:
-    """A call in short: its name and what it is told, without the model and the optimiser."""
-    if call.startswith("for group"):
-        return "the rate is set"
-    if call.startswith("for parameter"):
-        return "`clear_state_`"
-    name, _, arguments = call.removeprefix("rp.").partition("(model, ")
-    options = arguments.removesuffix("optimizer=optimizer)").removesuffix(", ")
-    return f"`{name}({options.partition('=')[0] + '=...' if options.startswith('where') else options})`"
 
 
 def over_tasks(lines: Sequence[Mapping[str, Any]]) -> list[str]:

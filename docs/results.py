@@ -61,7 +61,17 @@ from replastic.report.summary import summary_lines
 ROOT = Path(__file__).parent.parent
 PAGES = (
     *sorted((ROOT / "docs").glob("results-*.md")),
-    *(ROOT / page for page in ("docs/remedies.md", "docs/tutorial-first-steps.md", "docs/claims.md", "docs/reproduce.md", "README.md", "experiments/results/README.md")),
+    *(
+        ROOT / page
+        for page in (
+            "docs/remedies.md",
+            "docs/tutorial-first-steps.md",
+            "docs/claims.md",
+            "docs/reproduce.md",
+            "README.md",
+            "experiments/results/README.md",
+        )
+    ),
 )
 ASSETS = ROOT / "docs/assets"
 
@@ -348,12 +358,16 @@ def of_swr_chunks() -> dict[str, list[str]]:
 
 def of_all() -> dict[str, list[str]]:
     """What is of no paper's page."""
-    return result_claims.blocks() | result_advice.blocks() | {
-        "records": listed_records(),
-        "times": times(),
-        "at-full-size": at_full_size(),
-        "quick": ["```text", *summary_lines(packed("quick"))[0], "```"],
-    }
+    return (
+        result_claims.blocks()
+        | result_advice.blocks()
+        | {
+            "records": listed_records(),
+            "times": times(),
+            "at-full-size": at_full_size(),
+            "quick": ["```text", *summary_lines(packed("quick"))[0], "```"],
+        }
+    )
 
 
 def rendered(text: str) -> str:

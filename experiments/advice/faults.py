@@ -3,7 +3,7 @@
     python experiments/advice/faults.py > faults.jsonl      # 20 minutes on one core
     python experiments/advice/faults.py --quick             # seconds: whether it runs, not what it shows
 
-Four small networks learn 600 of the digits with permuted labels for ten epochs. Then one fault is planted, and they learn
+Five small networks learn 600 of the digits with permuted labels for ten epochs. Then one fault is planted, and they learn
 the same images with other labels for ten more. In between, an arm does one of these:
 
     nothing       trains on
@@ -13,7 +13,8 @@ the same images with other labels for ten more. In between, an arm does one of t
 
 The first line has the commit and the command. Then a line of JSON for each network, fault, arm and seed: the accuracies
 after each of the ten epochs, on the images learnt, the number of findings before, and the calls. Arms of a seed see the
-same images in the same order. The rules were chosen on seeds 1 and 2, so the seeds here are others.
+same images in the same order. The rules were chosen on seeds 1 and 2; a first run on seeds 11
+to 15 showed that networks with batch norms in part needed another rule, so the seeds here are new ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 import replastic as rp
 from replastic.record.provenance import provenance
 
-SEEDS = (11, 12, 13, 14, 15)
+SEEDS = (21, 22, 23, 24, 25)
 SAMPLES, BATCH, EPOCHS, RATE = 600, 32, 10, 1e-3
 BAD = 0.9  # of a layer's units
 
@@ -42,18 +43,21 @@ def mlp(norm: Callable[[int], list[nn.Module]] = lambda width: []) -> nn.Sequent
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
 
 
-def cnn(norm: Callable[[int], list[nn.Module]] = lambda width: []) -> nn.Sequential:
-    """Two convolutions and a hidden linear layer."""
+def cnn(
+    norm: Callable[[int], list[nn.Module]] = lambda width: [], last: Callable[[int], list[nn.Module]] = lambda width: []
+) -> nn.Sequential:
+    """Two convolutions and a hidden linear layer, with norms after convolutions, and after the hidden layer."""
     first = [nn.Conv2d(1, 16, 3, padding=1), *norm(16), nn.ReLU()]
     second = [nn.Conv2d(16, 32, 3, padding=1), *norm(32), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    return nn.Sequential(*first, *second, nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(*first, *second, nn.Linear(512, 64), *last(64), nn.ReLU(), nn.Linear(64, 10))
 
 
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
     "MLP": mlp,
     "CNN": cnn,
     "MLP, layer norm": lambda: mlp(lambda width: [nn.LayerNorm(width)]),
-    "CNN, batch norm": lambda: cnn(lambda width: [nn.BatchNorm2d(width)]),
+    "CNN, batch norm": lambda: cnn(lambda width: [nn.BatchNorm2d(width)], lambda width: [nn.BatchNorm1d(width)]),
+    "CNN, batch norm in part": lambda: cnn(lambda width: [nn.BatchNorm2d(width)]),
 }
 
 
@@ -62,9 +66,9 @@ def weights(model: nn.Sequential) -> list[nn.Linear | nn.Conv2d]:
     return [layer for layer in model if isinstance(layer, nn.Linear | nn.Conv2d)]
 
 
-def norms(model: nn.Sequential) -> list[nn.LayerNorm | nn.BatchNorm2d]:
+def norms(model: nn.Sequential) -> list[nn.LayerNorm | nn.BatchNorm2d | nn.BatchNorm1d]:
     """The norm layers, in order."""
-    return [layer for layer in model if isinstance(layer, nn.LayerNorm | nn.BatchNorm2d)]
+    return [layer for layer in model if isinstance(layer, nn.LayerNorm | nn.BatchNorm2d | nn.BatchNorm1d)]
 
 
 def grown(model: nn.Sequential) -> None:

@@ -7,9 +7,9 @@ The rules, in the order in which they are asked:
     optimiser remembers others  clear its state, because Adam divides by gradients that were much larger
     a weight is zero            reset that layer, because no other remedy can
     anything else               a remedy by architecture:
-        with batch norm         FIRE; exact if ten steps leave a spectrum unhealthy
-        without                 exact FIRE with biases, then the norms of the initialisation
-        with norms, units dead  the same, and the norm layers reset
+        all units behind batch norms    FIRE; exact if ten steps leave a spectrum unhealthy
+        others                          exact FIRE with biases, then the norms of the initialisation
+        units still dead, with norms    the same, and the norm layers reset
 
 A remedy is tried on a copy before it is advised, and what it leaves unhealthy is said. It is advised for the architectures
 that it was measured on, and for no others. docs/remedies.md has the measurements; experiments/advice/faults.py makes them.
@@ -30,6 +30,7 @@ from ..listing import some
 from ..methods.fire import fire_
 from ..methods.reset import reset_
 from ..methods.restore_norms import restore_norms_
+from ..units import Units
 from ..weights.layers import NORMS
 
 Step = tuple[Callable[[nn.Module], object], "Advice"]
@@ -124,17 +125,23 @@ def unknown_kind(model: nn.Module) -> str:
     return " and ".join(dict.fromkeys(found))
 
 
-def remedies(model: nn.Module, zero: Sequence[str]) -> list[Remedy]:
-    """The remedies for a network, the mildest first. zero: names of weights that are zero."""
+def remedies(model: nn.Module, units: Units | None, zero: Sequence[str]) -> list[Remedy]:
+    """The remedies for a network, the mildest first.
+
+    units: its hidden units, which show whether all of them are behind batch norms. zero: names of weights that are zero.
+    """
     norms = [name for name, module in model.named_modules() if isinstance(module, NORMS)]
     first = (_reset_zero(zero),) if zero else ()
     last = (_reset_norms(norms),) if norms else ()
-    if any(isinstance(model.get_submodule(name), nn.modules.batchnorm._BatchNorm) for name in norms):
-        fire, exact = ((_fire(exact=exact),) for exact in (False, True))
-        return [Remedy((*first, *steps)) for steps in (fire, exact, fire + last, exact + last)]
     biases = any(name.endswith("bias") and one.requires_grad for name, one in _linear_parameters(model))
     both = (_fire(exact=True, biases=biases), _restore_norms())
-    return [Remedy((*first, *steps)) for steps in ((both, both + last) if last else (both,))]
+    steps = [both, both + last] if last else [both]
+    batch_norms = {name for name in norms if isinstance(model.get_submodule(name), nn.modules.batchnorm._BatchNorm)}
+    behind = [{slot.layer for slot in group.norms} & batch_norms for group in units.groups] if units is not None else []
+    if behind and all(behind):
+        fire, exact = ((_fire(exact=exact),) for exact in (False, True))
+        steps = [fire, exact, fire + last, exact + last]
+    return [Remedy((*first, *one)) for one in steps]
 
 
 def _linear_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -128,10 +128,11 @@ def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None, optimizers: S
     fire, fired = _what_fire_would_do(probe, notes)
     shapes = {_layer(weight.name): (weight.stack().rows, weight.stack().columns) for weight in probe.weights}
     findings = _judge(values, new, fired, shapes)
-    advice = [*on_samples(probe.samples), *on_optimizer(optimizers, _gradients(probe) if optimizers else {})]
-    enough = probe.samples >= FEWEST
+    enough, remedy = probe.samples >= FEWEST, list[Advice]()
     if findings and enough:
-        advice += _remedy(probe, findings, lambda after: _judge(after, new, {}, shapes), notes)
+        remedy += _remedy(probe, findings, lambda after: _judge(after, new, {}, shapes), notes)
+    gradients = _gradients(probe) if optimizers and not remedy else {}  # a remedy clears the state of what it changes
+    advice = [*on_samples(probe.samples), *on_optimizer(optimizers, gradients), *remedy]
     if probe.loss is not None:
         findings += _without_gradient(probe, notes)
     order = {name: position for position, name in enumerate(values)}
@@ -164,7 +165,11 @@ def _remedy(
         )
         return ()
     chosen, left = None, [*findings]
-    for remedy in remedies(probe.model, [one.layer for one in findings if one.problem == "zero weight"]):
+    try:
+        units = probe.units
+    except NotMeasurable:
+        units = None
+    for remedy in remedies(probe.model, units, [one.layer for one in findings if one.problem == "zero weight"]):
         copied = copy.deepcopy(probe.model)
         try:
             remedy.apply_(copied)
