@@ -185,7 +185,7 @@ def test_the_speeds_in_the_readme_are_those_of_the_record() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     one, two = rates["compiled graph, bfloat16"], rates["two side by side, bfloat16"]
     assert f"trains at {round(one, -3):,.0f} images a second, {one / rates['plain']:.0f} times" in text
-    assert f"and {one / rates['plain, 8 workers']:.1f} times what it does with eight workers" in text
+    assert f"and {one / rates['plain, 8 workers']:.1f} times as fast as that loop with eight workers" in text
     assert f"two runs side by side at {round(two, -3):,.0f}." in text
 
 
