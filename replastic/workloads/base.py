@@ -5,6 +5,7 @@ A file names its kind at the top level, as in `kind = "images"`, which is also w
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..train import Training
     from ..train.measuring import Measuring
 
+Place = str | Path | None
 WORKLOADS = {"images": "replastic.workloads.images.workload:ImageWorkload"}  # kind: "module:Class"
 
 
@@ -101,6 +103,23 @@ def workload_of_kind(kind: str) -> type[Workload]:
         raise OptionError(f"kind = {kind!r}: {nearest(kind, WORKLOADS)}")
     module, _, name = WORKLOADS[kind].partition(":")
     return getattr(import_module(module), name)
+
+
+def root_of(root: Place) -> Path:
+    """The folder under which files of data are looked for."""
+    return Path(root or os.environ.get("REPLASTIC_DATA") or "~/.cache/replastic").expanduser()
+
+
+def path_of(path: str, folder: Path, root: Place, where: str) -> Path:
+    """Where a file of data is: next to the experiment's file, in `folder`, or under the root. where: of the setting."""
+    places = folder / path, root_of(root) / path
+    for place in places:
+        if place.exists():
+            return place
+    raise FileNotFoundError(
+        f"{where} = {path!r}: there is neither {places[0]} nor {places[1]}; name a place next to the experiment's file, or "
+        "say where data lie with --data DIR or $REPLASTIC_DATA"
+    )
 
 
 def described(value: Any) -> str:

@@ -16,7 +16,7 @@ from ...learner import Learner, Method, Task
 from ...models import FROM_IMAGES, MODELS, build_model, from_data
 from ...options import OptionError, check_keys, check_type, options_of, with_defaults
 from ...own_code import OwnCode, call_own_code, from_own_code, own_code
-from ..base import described, on_device
+from ..base import described, on_device, path_of, root_of
 from ..named import (
     FROM_RUN,
     NamedWorkload,
@@ -31,7 +31,6 @@ from ..named import (
 from .data import DATA_SETS, FROM_CALLER, load
 from .own_data import data_set_of
 from .protocols import PROTOCOLS
-from .published import root_of
 from .tasks import DataSet, ImageData, LabelledTask, Loss
 from .tensors import LOSSES, TensorData
 
@@ -209,14 +208,7 @@ def _root(name: str, options: Table, root: str | Path | None, folder: Path) -> s
     path = options.get("path")
     if name not in DATA_SETS or path is None:
         return root
-    if (folder / path).exists():
-        return folder
-    if not (root_of(root) / path).exists():
-        raise FileNotFoundError(
-            f"[data] path = {path!r}: there is neither {folder / path} nor {root_of(root) / path}; set path to a place next "
-            "to the experiment's file, or say where data lie with --data DIR or $REPLASTIC_DATA"
-        )
-    return root
+    return folder if path_of(path, folder, root, "[data] path") == folder / path else root
 
 
 @lru_cache(maxsize=1)
