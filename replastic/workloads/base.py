@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -145,3 +146,15 @@ def on_device(made: Callable[[], nn.Module], seed: int, device: torch.device) ->
     flat = device.type == "cuda" and all(parameter.ndim != 5 for parameter in model.parameters())
     layout = torch.channels_last if flat else torch.preserve_format
     return model.to(device=device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; then each of its modules in the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]  # one may have been put in evaluation mode alone
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
