@@ -48,6 +48,10 @@ class Workload(ABC):
         """All that the workload's tables can name, by kind of thing, for `replastic list`."""
         return {}
 
+    def located(self, root: Place) -> Self:
+        """With the files of its data found, if what is in them is part of the record. root: as in `load`."""
+        return self
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """All of the workload that decides results, defaults included, as it is recorded."""
