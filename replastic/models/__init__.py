@@ -12,6 +12,7 @@ from torch import nn
 from ..options import OptionError, check_options, nearest
 from .cnn import CNN as CNN
 from .convnet import ConvNet as ConvNet
+from .gpt import GPT as GPT
 from .mlp import MLP as MLP
 from .resnet import ResNet as ResNet
 from .vgg import VGG as VGG
