@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import replastic as rp
-from replastic.models import GPT
+from replastic.models import FROM_IMAGES, FROM_TOKENS, GPT, MODELS, build_language_model, build_model, models_for
 from replastic.train import Training
 from replastic.weights import select
 from tests.test_methods_conform import CASES
@@ -30,7 +30,7 @@ def tokens(seed: int = 0, *shape: int) -> Tensor:
 
 def test_the_published_size_has_123_6_million_parameters_without_positions() -> None:
     with torch.device("meta"):
-        model = GPT(50_257, 1024)
+        model = build_language_model("gpt", 50_257, 1024)
         assert model(torch.empty(2, 1024, dtype=torch.int64)).shape == (2, 1024, 50_304)
     counts = {name: parameter.numel() for name, parameter in model.named_parameters()}  # the tied tensor once
     assert counts.pop("transformer.wpe.weight") == 1024 * 768
@@ -173,6 +173,33 @@ def test_dropout_acts_in_training_alone() -> None:
 def test_sizes_that_do_not_fit_are_errors(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         small(**options)
+
+
+# by name
+
+
+def test_a_model_fits_data_that_have_what_its_constructor_takes() -> None:
+    assert list(models_for(FROM_TOKENS)) == ["gpt"]
+    assert list(models_for(FROM_IMAGES)) == [name for name in MODELS if name != "gpt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("vit", {}, "'vit' is for images.*tokens there are gpt"),
+        ("gtp", {}, "no model 'gtp': did you mean 'gpt'"),
+        ("gpt", {"depth": 2}, "'depth'.*there are layers, heads, width"),
+        ("gpt", {"width": 16.0}, "width = 16.0: .*integer"),
+    ],
+)
+def test_a_wrong_name_or_option_of_a_language_model_is_an_error(name: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        build_language_model(name, 257, 8, **options)
+
+
+def test_for_images_the_error_names_the_models_that_fit() -> None:
+    with pytest.raises(ValueError, match="'gpt' is for tokens; for images there are mlp, cnn, convnet, resnet, vgg, vit"):
+        build_model("gpt", (3, 32, 32), 10)
 
 
 # methods

@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ...learner import IndexedTask, Learner, Method, Task
 from ...learner.task import outputs_of
-from ...models import FROM_IMAGES, MODELS, build_model, from_data
+from ...models import FROM_IMAGES, MODELS, build_model, check_fits, from_data, models_for
 from ...options import OptionError, check_keys, check_options, check_type, options_of, with_defaults
 from ...own_code import OwnCode, call_own_code, check_own_options, from_own_code, own_code
 from ..base import Workload, described, on_device
@@ -81,7 +81,7 @@ class ImageWorkload(Workload):
             _loss(loss, folder, code)
         return cls(
             data=named,
-            model=_named(tables["model"], "model", MODELS, _FOR_MODEL, folder, code),
+            model=_named(tables["model"], "model", models_for(FROM_IMAGES), _FOR_MODEL, folder, code),
             protocol=_named(tables["protocol"], "protocol", PROTOCOLS, FROM_RUN, folder, code),
             validation=validation,
             normalised=normalised,
@@ -232,6 +232,8 @@ def _named(
         raise OptionError(f"{where} has no name: set one of {', '.join(known)}, or one like {_EXAMPLES[key]!r}")
     name = options.pop("name")
     try:
+        if key == "model" and isinstance(name, str):
+            check_fits(name, FROM_IMAGES)
         own = own_code(name, known, folder, _EXAMPLES[key])
         if own is None:
             check_options(known[name], options, f"{where} {name}", given=FROM_IMAGES if key == "model" else given)
