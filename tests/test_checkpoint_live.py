@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import replastic as rp
 from replastic.models import CNN, MLP, VGG, ConvNet, ResNet
+from replastic.models import GPT as OwnGPT
 from replastic.models import ViT as OwnViT
 from replastic.weights import PRESETS, Where
 from replastic.weights.inventory import take_inventory
@@ -237,6 +238,7 @@ CASES: dict[str, Case] = {
     "own convnet": Case(lambda: ConvNet(3, channels=(6, 8), kernels=(5, 3), hidden=(12,))),
     "own vgg": Case(lambda: VGG(4, size=16, widths=(6, 8), convolutions=(2, 2), hidden=(12,))),
     "own resnet": Case(lambda: ResNet(4, widths=(8, 8, 16, 24), blocks=(1, 2, 1, 1), hidden=[12])),
+    "own gpt": Case(lambda: OwnGPT(40, 8, layers=2, heads=2, width=12)),
     "own vit": Case(lambda: OwnViT(4, size=8, dim=12, depth=2, heads=2, head_dim=4, mlp=24)),
     "zoo vit": Case(ViT),
     "zoo gpt": Case(GPT, ("c_attn.weight", "c_proj.weight"), ("wte.weight", "lm_head.weight")),

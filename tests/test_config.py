@@ -88,6 +88,7 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("data", "validation"), 0.1, r"\[data\] validation = 0.1: .*integer"),
     (("data", "normalised"), "no", r"\[data\] normalised = 'no': .*true or false"),
     (("model", "name"), "resnet-18", "did you mean 'resnet'?"),
+    (("model", "name"), "gpt", r"\[model\] model 'gpt' is for tokens; for images there are mlp, "),
     (("model", "hiden"), [3], "has the key 'hiden': did you mean 'hidden'?"),
     (("model", "hidden"), None, "has no 'hidden', which has no default"),
     (("model", "inputs"), 64, "has the key 'inputs'"),

@@ -13,7 +13,7 @@ from torch import nn
 
 from replastic.learner import Learner, Method
 from replastic.methods import CBP, FullReset, LayerReset, ShrinkAndPerturb, fire_
-from replastic.models import CNN, MLP, MODELS, VGG, ConvNet, ResNet, ViT, build_model
+from replastic.models import CNN, FROM_IMAGES, MLP, MODELS, VGG, ConvNet, ResNet, ViT, build_model, models_for
 from replastic.models.parts import CReLU
 from replastic.units import find_units
 from replastic.weights import select
@@ -472,7 +472,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", models_for(FROM_IMAGES))
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 16, 16)])
 def test_every_model_can_be_built_by_name_for_images_of_any_shape(name: str, shape: tuple[int, int, int]) -> None:
     model = build_model(name, shape, 7, **SMALL[name])

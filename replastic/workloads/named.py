@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..learner import IndexedTask, Task
 from ..learner.task import outputs_of
+from ..models import check_fits
 from ..options import OptionError, check_options, options_of
 from ..own_code import OwnCode, call_own_code, check_own_options, from_own_code, own_code
 from .base import Workload, described
@@ -84,6 +85,8 @@ def named(
     name = options.pop("name")
     offered = given if of_own is None else of_own
     try:
+        if key == "model" and isinstance(name, str):
+            check_fits(name, given)
         own = own_code(name, known, folder, _EXAMPLES[key])
         if own is None:
             check_options(known[name], options, f"{where} {name}", given=given, fixed=fixed)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...learner import Learner, Method, Task
-from ...models import FROM_IMAGES, MODELS, build_model, from_data
+from ...models import FROM_IMAGES, MODELS, build_model, from_data, models_for
 from ...options import OptionError, check_keys, check_type, options_of, with_defaults
 from ...own_code import OwnCode, call_own_code, from_own_code, own_code
 from ..base import described, on_device, path_of, root_of
@@ -82,7 +82,7 @@ class ImageWorkload(NamedWorkload):
             _loss(loss, folder, code)
         return cls(
             data=of_data,
-            model=named(tables["model"], "model", MODELS, FROM_IMAGES, folder, code, of_own=_FOR_MODEL),
+            model=named(tables["model"], "model", models_for(FROM_IMAGES), FROM_IMAGES, folder, code, of_own=_FOR_MODEL),
             protocol=named(tables["protocol"], "protocol", PROTOCOLS, FROM_RUN, folder, code),
             validation=validation,
             normalised=normalised,
