@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from ..train.measuring import Measuring
 
 Place = str | Path | None
-WORKLOADS = {"images": "replastic.workloads.images.workload:ImageWorkload"}  # kind: "module:Class"
+WORKLOADS = {  # kind: "module:Class"
+    "images": "replastic.workloads.images.workload:ImageWorkload",
+    "text": "replastic.workloads.text.workload:TextWorkload",
+}
 
 
 class Workload(ABC):

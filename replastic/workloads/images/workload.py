@@ -64,7 +64,7 @@ class ImageWorkload(NamedWorkload):
 
     @classmethod
     def catalogue(cls) -> dict[str, Registry]:
-        return {"data": DATA_SETS, "protocols": PROTOCOLS, "models": MODELS}
+        return {"data": DATA_SETS, "protocols": PROTOCOLS, "models": models_for(FROM_IMAGES)}
 
     @classmethod
     def parse(cls, tables: Table, folder: Path) -> Self:
