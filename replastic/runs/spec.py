@@ -85,7 +85,8 @@ class RunSpec:
             seed=self.seed, training=self.training, methods=methods, device=device, root=root, tasks=self.tasks
         )
         experiment.workload.check(learner, tasks, experiment.metric, experiment.measures)
-        _check_methods(methods, tasks)
+        if self.tasks is None:
+            _check_methods(methods, tasks)
         return learner, tasks
 
 
