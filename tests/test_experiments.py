@@ -441,7 +441,7 @@ def test_the_script_of_swr_figure_1_runs_and_proportional_scaling_keeps_the_accu
 
 
 def test_the_example_of_the_page_is_a_whole_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    text, _ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)  # tests/test_starts.py runs the other one
     experiment = parse(tomllib.loads(text))
     assert [given.grid_of for given in experiment.arms.values()].count("L2 Init") == 3
     monkeypatch.setattr("replastic.workloads.images.workload.load", stand_in)
