@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import replastic as rp
+from replastic.learner import IndexedTask
+from replastic.learner.task import batches_of
 from replastic.models import FROM_IMAGES, FROM_TOKENS, GPT, MODELS, build_language_model, build_model, models_for
-from replastic.train import Training
+from replastic.train import Training, train
 from replastic.weights import select
 from tests.test_methods_conform import CASES
 from tests.zoo import token_loss
@@ -323,3 +325,41 @@ def test_a_gpt_learns_what_follows_what() -> None:
     losses = [learner.step(given[:, :-1], given[:, 1:]).item() for _ in range(60)]
     assert losses[0] == pytest.approx(math.log(64), abs=0.1)  # the padded vocabulary
     assert losses[-1] < 0.1
+
+
+class Windows:
+    """Every window of a text, as samples."""
+
+    def __init__(self) -> None:
+        self.text = tokens(5, 1, CONTEXT + 48)[0]
+        self.device = self.text.device
+
+    def __len__(self) -> int:
+        return len(self.text) - CONTEXT
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.text[chosen[:, None] + torch.arange(CONTEXT + 1)]
+        return found[:, :-1], found[:, 1:]
+
+
+@pytest.mark.slow
+def test_compiled_steps_with_micro_batches_a_schedule_and_clipping_are_the_eager_ones() -> None:
+    def trained(path: Any) -> tuple[GPT, list[dict[str, Any]]]:
+        training = Training(
+            **{"renew_optimizer": True, "optimizer": "sgd", "learning_rate": [0.5, 0.2], "clip": 0.1, "batch": 12},
+            **{"accumulate": 3, "rate_per": "step", "warmup": 2, "anneal": "cosine", "floor": 0.1, "horizon": 20},
+            **{"evaluate_every": 5, "path": path},
+        )
+        samples, model = Windows(), small()
+        tasks = [
+            IndexedTask(name, batches_of(samples, 12), token_loss, steps=12, samples=samples, tests={}, batch_size=12)
+            for name in "ab"
+        ]
+        learner = rp.Learner(model, training.make_optimizer(model), methods=[rp.FIRE(where="paper_gpt", steps=5)])
+        return model, [row.read() for row in train(learner, tasks, training, seed=3)]
+
+    (compiled, rows), (eager, expected) = trained("compiled"), trained("eager")
+    assert [row["loss"] for row in rows if row["at"]] == pytest.approx([row["loss"] for row in expected if row["at"]])
+    assert compiled.lm_head.weight is compiled.transformer.wte.weight
+    for name, value in compiled.state_dict().items():
+        assert torch.allclose(value, eager.state_dict()[name], atol=1e-5), name
