@@ -81,7 +81,7 @@ def _devices() -> list[tuple[str, str]]:
 
 def _places() -> list[tuple[str, str]]:
     try:
-        from ..workloads.images.published import root_of
+        from ..workloads.base import root_of
     except ImportError:  # without torch there are more urgent things to say
         return []
     folder = root_of(None)

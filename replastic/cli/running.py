@@ -47,7 +47,7 @@ class _Experiment(Command):
     def _read(self) -> Experiment:
         from ..runs.config import read
 
-        return read(experiment_file(self.file), self.set)
+        return read(experiment_file(self.file), self.set).located(self.data or None)
 
     def _progress(self, experiment: Experiment) -> Progress:
         from ..runs.execute import chosen_runs

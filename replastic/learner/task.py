@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -117,6 +117,13 @@ class IndexedTask(Task):
     def batch(self, chosen: Tensor) -> tuple[Any, Any]:
         """Inputs and targets of the chosen samples."""
         return self.samples.batch(chosen)
+
+    def row(self, steps: int, orders: Sequence[Tensor]) -> dict[str, Any]:
+        """What a row says besides its position and figures, after so many steps of the learner.
+
+        orders: numbers of the samples that were learnt since the row before, of a task whose length is in steps.
+        """
+        return {}
 
     def added(self, split: str) -> Tensor | None:
         """Numbers of the samples, of "train" or a test, whose classes no earlier task had; None if it adds no classes."""

@@ -28,6 +28,7 @@ Options next to a `name` are the arguments of what is named. A key that nothing 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -94,6 +95,10 @@ class Experiment:
     metric: str = "test_accuracy"
     share_first_task: bool = True
     checkpoints: Checkpoints = Checkpoints()
+
+    def located(self, root: str | Path | None) -> Experiment:
+        """With the files of its data found, as a record names them; FileNotFoundError if one is missing."""
+        return dataclasses.replace(self, workload=self.workload.located(root))
 
 
 def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:

@@ -41,6 +41,7 @@ def run(
     """
     if side_by_side < 1:
         raise OptionError(f"--side-by-side {side_by_side}: pass 1 or more")
+    experiment = experiment.located(root)
     wanted, place = chosen_runs(experiment, arms, seeds), checked_device(device)
     check_out(out)
     firsts, known, reported = first_tasks(experiment), dict[str, str](), set[str]()

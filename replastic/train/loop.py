@@ -94,7 +94,7 @@ class SupervisedLoop:
             if at == 0:
                 before = reference_for(measuring, learner)
                 begin_task(learner, task, training, number)
-                yield row_of(steps, number, task, 0, {}, measuring, before)
+                yield row_of(steps, number, task, 0, {}, measuring, before=before)
             passes = Passes(task, partial(order_of, self.seed, number), at)
             while at < task.length:
                 if task.unit == "epochs":
@@ -110,7 +110,7 @@ class SupervisedLoop:
                     elif self.turns:
                         yield None
                 if wants_row(number, at, task, steps.training, measuring):
-                    yield row_of(steps, number, task, at, figures, measuring)
+                    yield row_of(steps, number, task, at, figures, measuring, passes.seen)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -198,12 +198,14 @@ def row_of(
     at: int,
     figures: Mapping[str, float | Tensor],
     measuring: Sequence[Measuring],
+    orders: Sequence[Tensor] = (),
     before: dict[str, Tensor] | None = None,
 ) -> Row:
-    """What is known at a moment of a task, right after its boundary if that is 0."""
+    """What is known at a moment of a task, right after its boundary if that is 0. orders: as in `IndexedTask.row`."""
     learner = steps.learner
     known = {**Position(number, at, task.length, task.unit).as_row(), "step": learner.steps}
     known |= {"name": task.name} if at == 0 else {"path": steps.path}
+    known |= task.row(learner.steps, orders) if isinstance(task, IndexedTask) else {}
     tested = _evaluated(steps, task)
     due = [one for one in measuring if one.due(number, at, task.length)]
     if due:

@@ -21,6 +21,7 @@ class Passes:
 
     def __init__(self, task: Task, generator_of: Callable[[int], torch.Generator], step: int = 0) -> None:
         self.task, self.generator_of, self.step = task, generator_of, step
+        self.seen: list[Tensor] = []  # the last orders of an indexed task that were asked for
         self._pass, self._order = -1, torch.empty(0)  # of an indexed task
         self._batches: Iterator[Any] | None = None  # of another one
 
@@ -38,6 +39,7 @@ class Passes:
     def orders(self, steps: int) -> Iterator[Tensor]:
         """The samples of an indexed task in the next steps, by number: a tensor for each pass that these steps are in."""
         assert isinstance(self.task, IndexedTask)
+        self.seen = []
         end, size, whole = self.step + steps, self.task.batch_size, self.task.steps_a_pass
         while self.step < end:
             number, first = divmod(self.step, whole)
@@ -45,7 +47,8 @@ class Passes:
                 self._pass, self._order = number, self.task.order(self.generator_of(number))
             last = min(whole, first + end - self.step)
             self.step += last - first
-            yield self._order[first * size : last * size]
+            self.seen.append(self._order[first * size : last * size])
+            yield self.seen[-1]
 
     def _endless(self) -> Iterator[tuple[Any, Any]]:
         for number in itertools.count():

@@ -5,8 +5,10 @@ A file names its kind at the top level, as in `kind = "images"`, which is also w
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
     from ..train import Training
     from ..train.measuring import Measuring
 
-WORKLOADS = {"images": "replastic.workloads.images.workload:ImageWorkload"}  # kind: "module:Class"
+Place = str | Path | None
+WORKLOADS = {  # kind: "module:Class"
+    "images": "replastic.workloads.images.workload:ImageWorkload",
+    "text": "replastic.workloads.text.workload:TextWorkload",
+}
 
 
 class Workload(ABC):
@@ -44,6 +50,10 @@ class Workload(ABC):
     def catalogue(cls) -> dict[str, Mapping[str, Callable[..., Any]]]:
         """All that the workload's tables can name, by kind of thing, for `replastic list`."""
         return {}
+
+    def located(self, root: Place) -> Self:
+        """With the files of its data found, if what is in them is part of the record. root: as in `load`."""
+        return self
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -103,6 +113,23 @@ def workload_of_kind(kind: str) -> type[Workload]:
     return getattr(import_module(module), name)
 
 
+def root_of(root: Place) -> Path:
+    """The folder under which files of data are looked for."""
+    return Path(root or os.environ.get("REPLASTIC_DATA") or "~/.cache/replastic").expanduser()
+
+
+def path_of(path: str, folder: Path, root: Place, where: str) -> Path:
+    """Where a file of data is: next to the experiment's file, in `folder`, or under the root. where: of the setting."""
+    places = folder / path, root_of(root) / path
+    for place in places:
+        if place.exists():
+            return place
+    raise FileNotFoundError(
+        f"{where} = {path!r}: there is neither {places[0]} nor {places[1]}; name a place next to the experiment's file, or "
+        "say where data lie with --data DIR or $REPLASTIC_DATA"
+    )
+
+
 def described(value: Any) -> str:
     """What a user's code returned, for an error: kinds, the shapes of tensors, and values that are short."""
     if isinstance(value, Tensor | np.ndarray):
@@ -126,3 +153,15 @@ def on_device(made: Callable[[], nn.Module], seed: int, device: torch.device) ->
     flat = device.type == "cuda" and all(parameter.ndim != 5 for parameter in model.parameters())
     layout = torch.channels_last if flat else torch.preserve_format
     return model.to(device=device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; then each of its modules in the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]  # one may have been put in evaluation mode alone
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

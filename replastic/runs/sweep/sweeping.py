@@ -56,6 +56,7 @@ def sweep(
         experiment = read(experiment, changes)
     elif changes:
         raise OptionError(f"changes={list(changes)!r} apply to files: pass the path of a file, or leave changes out")
+    experiment = experiment.located(root)
     check_out(out)
     options = dict(options or {})
     engine = _engine(on, Path(out), jobs, device, options)

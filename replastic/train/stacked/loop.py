@@ -51,7 +51,7 @@ def train_stacked(
             for learner, task, training in zip(learners, tasks, trainings, strict=True):
                 begin_task(learner, task, training, number)
             parts = zip(members, tasks, before, strict=True)
-            yield [row_of(steps, number, task, 0, {}, measuring, reference) for steps, task, reference in parts]
+            yield [row_of(steps, number, task, 0, {}, measuring, before=reference) for steps, task, reference in parts]
         for epoch in range(after, tasks[0].length):
             for learner, training in zip(learners, trainings, strict=True):
                 training.set_rate(learner.optimizer, epoch, tasks[0].length)

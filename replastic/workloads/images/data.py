@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...options import OptionError, check_options, nearest
+from ..base import Place, root_of
 from .formats import (
     IMAGE_SUFFIXES,
     Tree,
@@ -39,13 +40,11 @@ from .published import (
     FIRST_LABELS,
     IDX_FILES,
     PUBLISHED,
-    Place,
     content_hash,
     fetch,
     find_archive,
     idx_files,
     lacking,
-    root_of,
 )
 from .tasks import ImageData, Split, shuffled
 

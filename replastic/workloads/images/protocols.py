@@ -222,7 +222,6 @@ def label_noise(
     return stream
 
 
-FROM_RUN = ("data", "seed", "batch")  # arguments that follow from the run
 PROTOCOLS = {
     "single": single,
     "warm_start": warm_start,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-Place = str | Path | None
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -89,11 +86,6 @@ def content_hash(*arrays: np.ndarray) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array, np.uint8).data)
     return digest.hexdigest()
-
-
-def root_of(root: Place) -> Path:
-    """The folder under which files are looked for."""
-    return Path(root or os.environ.get("REPLASTIC_DATA") or "~/.cache/replastic").expanduser()
 
 
 def find_archive(name: str, root: Path, download: bool) -> Path:

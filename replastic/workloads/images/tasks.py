@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from ...learner import IndexedTask, Samples
 from ...learner.task import batches_of, outputs_of
+from ..base import in_evaluation
 from .stacked import stacked_examples
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -338,15 +338,3 @@ def means(model: nn.Module, examples: Samples, sums: Mapping[str, Loss]) -> dict
             for name, of in sums.items():
                 totals[name] += of(outputs, labels)
     return {name: total / len(examples) for name, total in totals.items()}
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; then each of its modules in the mode that it had."""
-    modes = [(module, module.training) for module in model.modules()]  # one may have been put in evaluation mode alone
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -6,7 +6,7 @@ The samples lie on the device once, as they are: nothing is normalised. What a t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..named import each
 from .tasks import DataSet, LabelledTask, Loss, chosen_of, labelled_task
 
 Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
-
-
-def each(inputs: Inputs, function: Callable[[Tensor], Any]) -> Any:
-    """A function of each tensor of the inputs."""
-    if isinstance(inputs, dict):
-        return {name: function(tensor) for name, tensor in inputs.items()}
-    return tuple(map(function, inputs)) if isinstance(inputs, tuple) else function(inputs)
 
 
 def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
