@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 import replastic as rp
-from replastic.learner import IndexedTask
-from replastic.learner.task import batches_of
 from replastic.models import FROM_IMAGES, FROM_TOKENS, GPT, MODELS, build_language_model, build_model, models_for
 from replastic.train import Training, train
 from replastic.weights import select
+from replastic.workloads.text import TextData, TokenData
 from tests.test_methods_conform import CASES
 from tests.zoo import token_loss
 
@@ -327,39 +326,47 @@ def test_a_gpt_learns_what_follows_what() -> None:
     assert losses[-1] < 0.1
 
 
-class Windows:
-    """Every window of a text, as samples."""
+def text(device: str) -> TextData:
+    drawn = tokens(5, 300)
+    data = TokenData(
+        drawn.to(torch.int16).to(device),
+        train={"first": range(120), "second": range(120, 240)},
+        test={"held": range(240, 300)},
+        tokenizer="none",
+        vocabulary=VOCABULARY,
+        end=None,
+        lengths=torch.ones(VOCABULARY, dtype=torch.int64, device=device),
+    )
+    return TextData(data, CONTEXT, at_once=4)
 
-    def __init__(self) -> None:
-        self.text = tokens(5, 1, CONTEXT + 48)[0]
-        self.device = self.text.device
 
-    def __len__(self) -> int:
-        return len(self.text) - CONTEXT
-
-    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.text[chosen[:, None] + torch.arange(CONTEXT + 1)]
-        return found[:, :-1], found[:, 1:]
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on CUDA")
 
 
 @pytest.mark.slow
-def test_compiled_steps_with_micro_batches_a_schedule_and_clipping_are_the_eager_ones() -> None:
+@pytest.mark.parametrize(
+    ("path", "device"),
+    [("compiled", "cpu"), pytest.param("graph", "cuda", marks=cuda), pytest.param("compiled", "cuda", marks=cuda)],
+)
+def test_micro_batches_a_schedule_clipping_and_tests_are_those_of_eager_steps(path: Any, device: str) -> None:
     def trained(path: Any) -> tuple[GPT, list[dict[str, Any]]]:
         training = Training(
             **{"renew_optimizer": True, "optimizer": "sgd", "learning_rate": [0.5, 0.2], "clip": 0.1, "batch": 12},
-            **{"accumulate": 3, "rate_per": "step", "warmup": 2, "anneal": "cosine", "floor": 0.1, "horizon": 20},
-            **{"evaluate_every": 5, "path": path},
+            **{"accumulate": 3, "rate_per": "step", "warmup": 2, "anneal": "cosine", "floor": 0.1, "horizon": 30},
+            **{"evaluate_every": 5, "path": path, "decay": "matrices", "weight_decay": 0.1},
         )
-        samples, model = Windows(), small()
-        tasks = [
-            IndexedTask(name, batches_of(samples, 12), token_loss, steps=12, samples=samples, tests={}, batch_size=12)
-            for name in "ab"
-        ]
+        model, data = small().to(device), text(device)
+        mixture = {"first": 0.3, "second": 0.7}
+        tasks = [data.task("a", "first", batch=12, steps=20), data.task("b", mixture, batch=12, steps=20)]
         learner = rp.Learner(model, training.make_optimizer(model), methods=[rp.FIRE(where="paper_gpt", steps=5)])
         return model, [row.read() for row in train(learner, tasks, training, seed=3)]
 
-    (compiled, rows), (eager, expected) = trained("compiled"), trained("eager")
-    assert [row["loss"] for row in rows if row["at"]] == pytest.approx([row["loss"] for row in expected if row["at"]])
-    assert compiled.lm_head.weight is compiled.transformer.wte.weight
-    for name, value in compiled.state_dict().items():
-        assert torch.allclose(value, eager.state_dict()[name], atol=1e-5), name
+    (model, rows), (eager, expected) = trained(path), trained("eager")
+    assert len(rows) == len(expected) == 10
+    for row, wanted in zip(rows, expected, strict=True):
+        for name in wanted.keys() & {"loss", "held_loss", "held_bits"}:
+            assert row[name] == pytest.approx(wanted[name], rel=1e-4)
+    assert len({row["held_loss"] for row in rows}) == 10  # the tests see each change
+    assert model.lm_head.weight is model.transformer.wte.weight
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, eager.state_dict()[name], atol=1e-4), name

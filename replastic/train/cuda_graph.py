@@ -271,7 +271,11 @@ class _Recording:
             return dict(figures_of())
         if self._tests is None:
             self._tests = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._tests, stream=torch.cuda.current_stream(self.steps.learner.device)):
+            # A step needs none of its activations afterwards, so that evaluation can use their memory. The next step then
+            # overwrites the figures, of which copies are returned.
+            pool = None if self.graph is None else self.graph.pool()
+            stream = torch.cuda.current_stream(self.steps.learner.device)
+            with torch.cuda.graph(self._tests, pool=pool, stream=stream):
                 self._figures = dict(figures_of())
         self._tests.replay()
         return {name: figure.clone() for name, figure in self._figures.items()}
