@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import replastic as rp
 from replastic.models import FROM_IMAGES, FROM_TOKENS, GPT, MODELS, build_language_model, build_model, models_for
+from replastic.record.snapshot import load, save
 from replastic.train import Training, train
 from replastic.weights import select
 from replastic.workloads.text import TextData, TokenData
@@ -153,6 +155,21 @@ def test_the_tie_is_kept_by_copies_and_state_dicts_and_is_stored_once() -> None:
     for one in (copy.deepcopy(model), other, copy.deepcopy(model).double()):
         assert one.lm_head.weight is one.transformer.wte.weight
         assert torch.equal(one(tokens()).float(), model(tokens())) or one.lm_head.weight.dtype == torch.float64
+
+
+def test_a_checkpoint_has_the_tied_tensor_once_in_weights_and_first_weights(tmp_path: Path) -> None:
+    model = small()
+    learner = rp.Learner(model, torch.optim.AdamW(model.parameters()), loss=token_loss)
+    learner.step(tokens(1), tokens(2))
+    assert learner.initial["lm_head.weight"] is learner.initial["transformer.wte.weight"]
+    save(tmp_path / "one", learner.state_dict())
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert (tmp_path / "one/tensors.safetensors").stat().st_size < 4.5 * 4 * counted  # with Adam's two moments
+    other = rp.Learner(model2 := small(), torch.optim.AdamW(model2.parameters()), loss=token_loss)
+    other.load_state_dict(load(tmp_path / "one")[0])
+    assert other.initial["lm_head.weight"] is other.initial["transformer.wte.weight"]
+    assert all(torch.equal(value, other.initial[name]) for name, value in learner.initial.items())
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), model2.parameters(), strict=True))
 
 
 def test_dropout_acts_in_training_alone() -> None:
