@@ -16,6 +16,7 @@ is in the cache by then. "tiny" is for tests.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -24,7 +25,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ class WithLoss(nn.Module):
 
 def plain(size: Size, path: Path) -> Advance:
     """nanoGPT's loop."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
     data = np.memmap(path, dtype=np.uint16, mode="r")
     model = WithLoss(size.model())
     decayed, others = ([p for p in model.parameters() if (p.ndim >= 2) == wanted] for wanted in (True, False))
@@ -151,6 +152,7 @@ def here(size: Size, path: Path) -> Advance:
     )  # fmt: skip
     tokens = token_data({"random": [read_token_file(path)]}, {}, DEVICE)
     task = TextData(tokens, size.context).task("random", "random", batch=size.batch, steps=10**6)
+    task = dataclasses.replace(task, evaluate=None)
     model = size.model()
     rows = train(Learner(model, training.make_optimizer(model), initial=False), [task], training)
     next(rows)  # right after the boundary
@@ -165,19 +167,21 @@ def here(size: Size, path: Path) -> Advance:
 def measured(name: str, rounds: int) -> dict[str, Any]:
     """Both ways in turn, and the start of each once more."""
     size = SIZES[name]
-    with tempfile.TemporaryDirectory() as folder, cache_in(Path(folder) / "cache"):
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "tokens.bin"
         random_tokens(path, size)
-        ways = {way: Child(name, way, path) for way in WAYS}
-        found = {way: child.start() for way, child in ways.items()}  # one after the other, so that each has all cores
+        ways, found = dict[str, Child](), dict[str, dict[str, Any]]()
+        for way in WAYS:  # one starts after the other, so that each has all cores while it compiles
+            ways[way] = stack.enter_context(Child(name, way, path))
+            found[way] = ways[way].start()
         for _ in range(rounds):
             for way, child in ways.items():
                 found[way]["tokens a second"].append(child.round())
         for way, child in ways.items():
             found[way] |= child.end()
-            again = Child(name, way, path)
-            found[way]["started again"] = again.start()
-            again.end()
+            with Child(name, way, path) as again:
+                found[way]["started again"] = again.start()
+                again.end()
             show(way, found[way], found["plain"])
     with torch.device("meta"):
         model = GPT(size.vocabulary, size.context, layers=size.layers, heads=size.heads, width=size.width)
@@ -200,9 +204,9 @@ def random_tokens(path: Path, size: Size) -> None:
 
 @contextmanager
 def cache_in(folder: Path) -> Iterator[None]:
-    """Have processes that are started within keep compiled code in a folder that is empty at first."""
+    """Have processes that are started within keep compiled code in this folder, and look for it there alone."""
     before = os.environ.copy()
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(folder)}
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ.pop("TRITON_CACHE_DIR", None)
     try:
         yield
@@ -217,9 +221,17 @@ class Child:
     def __init__(self, name: str, way: str, path: Path) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         arguments = (SIZES[name], way, path, theirs, time.time())
-        self.process = multiprocessing.get_context("spawn").Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
+        self.process = multiprocessing.get_context("spawn").Process(target=_serve, args=arguments)
+        with cache_in(path.parent / way):
+            self.process.start()
         theirs.close()  # so that `recv` raises if the process dies
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.join()
 
     def start(self) -> dict[str, Any]:
         return self.pipe.recv()
@@ -231,7 +243,7 @@ class Child:
     def end(self) -> dict[str, Any]:
         self.pipe.send(False)
         found = self.pipe.recv()
-        self.process.join()
+        self.process.join()  # so that its memory is free
         return found
 
 

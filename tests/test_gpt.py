@@ -41,6 +41,16 @@ def test_the_published_size_has_123_6_million_parameters_without_positions() -> 
     assert f"{sum(counts.values()) / 1e6:.1f}" == "123.6"
 
 
+def test_names_are_nano_gpts_so_that_its_checkpoints_load() -> None:
+    block = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
+    for biases in (False, True):
+        parts = ("weight", "bias") if biases else ("weight",)
+        names = ["transformer.wte.weight", "transformer.wpe.weight"]
+        names += [f"transformer.h.0.{layer}.{part}" for layer in block for part in parts]
+        names += [f"transformer.ln_f.{part}" for part in parts]
+        assert list(small(layers=1, biases=biases).state_dict()) == [*names, "lm_head.weight"]
+
+
 @pytest.mark.parametrize(("vocabulary", "padded"), [(1, 64), (64, 64), (65, 128), (257, 320), (50_304, 50_304)])
 def test_the_vocabulary_is_padded_to_a_multiple_of_64(vocabulary: int, padded: int) -> None:
     with torch.device("meta"):
