@@ -8,6 +8,7 @@ import json
 import math
 import re
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,6 +75,28 @@ def test_the_speed_of_training_is_that_of_the_records(monkeypatch: pytest.Monkey
     text = (ROOT / "docs/performance.md").read_text()
     assert load("benchmarks/training.py", monkeypatch).rendered(text) == text
     assert "| 25 stacked |" in text
+
+
+def test_the_speed_of_language_models_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    assert load("benchmarks/language.py", monkeypatch).rendered(text) == text, "run benchmarks/language.py --write-docs"
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_language_models_trains_both_ways_to_the_same_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record.json"
+    program = [sys.executable, str(ROOT / "benchmarks/language.py")]
+    program += ["--sizes", "tiny", "--rounds", "2", "--record", str(path)]
+    subprocess.run(program, check=True, capture_output=True)
+    record = json.loads(path.read_text())
+    ways = record["sizes"]["tiny"]["ways"]
+    assert [len(way["tokens a second"]) for way in ways.values()] == [2, 2]
+    assert ways["here"]["loss"] == pytest.approx(ways["plain"]["loss"], abs=0.1)
+    assert all(way["started again"]["first steps, seconds"] > 0 for way in ways.values())
+    lines = load("benchmarks/language.py", monkeypatch).table(record).splitlines()
+    assert [line.split(" | ")[0] for line in lines[4:]] == ["| tiny, plain", "| tiny, here"]
 
 
 def test_the_time_that_a_report_takes_is_that_of_the_record() -> None:

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor
 
 import replastic as rp
 from replastic.models import FROM_IMAGES, FROM_TOKENS, GPT, MODELS, build_language_model, build_model, models_for
-from replastic.train import Training
+from replastic.record.snapshot import load, save
+from replastic.train import Training, train
 from replastic.weights import select
+from replastic.workloads.text import TextData, TokenData
 from tests.test_methods_conform import CASES
 from tests.zoo import token_loss
 
@@ -36,6 +39,16 @@ def test_the_published_size_has_123_6_million_parameters_without_positions() -> 
     assert counts.pop("transformer.wpe.weight") == 1024 * 768
     assert sum(counts.values()) == 50_304 * 768 + 12 * (12 * 768**2 + 2 * 768) + 768 == 123_587_328
     assert f"{sum(counts.values()) / 1e6:.1f}" == "123.6"
+
+
+def test_names_are_nano_gpts_so_that_its_checkpoints_load() -> None:
+    block = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
+    for biases in (False, True):
+        parts = ("weight", "bias") if biases else ("weight",)
+        names = ["transformer.wte.weight", "transformer.wpe.weight"]
+        names += [f"transformer.h.0.{layer}.{part}" for layer in block for part in parts]
+        names += [f"transformer.ln_f.{part}" for part in parts]
+        assert list(small(layers=1, biases=biases).state_dict()) == [*names, "lm_head.weight"]
 
 
 @pytest.mark.parametrize(("vocabulary", "padded"), [(1, 64), (64, 64), (65, 128), (257, 320), (50_304, 50_304)])
@@ -152,6 +165,21 @@ def test_the_tie_is_kept_by_copies_and_state_dicts_and_is_stored_once() -> None:
     for one in (copy.deepcopy(model), other, copy.deepcopy(model).double()):
         assert one.lm_head.weight is one.transformer.wte.weight
         assert torch.equal(one(tokens()).float(), model(tokens())) or one.lm_head.weight.dtype == torch.float64
+
+
+def test_a_checkpoint_has_the_tied_tensor_once_in_weights_and_first_weights(tmp_path: Path) -> None:
+    model = small()
+    learner = rp.Learner(model, torch.optim.AdamW(model.parameters()), loss=token_loss)
+    learner.step(tokens(1), tokens(2))
+    assert learner.initial["lm_head.weight"] is learner.initial["transformer.wte.weight"]
+    save(tmp_path / "one", learner.state_dict())
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert (tmp_path / "one/tensors.safetensors").stat().st_size < 4.5 * 4 * counted  # with Adam's two moments
+    other = rp.Learner(model2 := small(), torch.optim.AdamW(model2.parameters()), loss=token_loss)
+    other.load_state_dict(load(tmp_path / "one")[0])
+    assert other.initial["lm_head.weight"] is other.initial["transformer.wte.weight"]
+    assert all(torch.equal(value, other.initial[name]) for name, value in learner.initial.items())
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), model2.parameters(), strict=True))
 
 
 def test_dropout_acts_in_training_alone() -> None:
@@ -323,3 +351,49 @@ def test_a_gpt_learns_what_follows_what() -> None:
     losses = [learner.step(given[:, :-1], given[:, 1:]).item() for _ in range(60)]
     assert losses[0] == pytest.approx(math.log(64), abs=0.1)  # the padded vocabulary
     assert losses[-1] < 0.1
+
+
+def text(device: str) -> TextData:
+    drawn = tokens(5, 300)
+    data = TokenData(
+        drawn.to(torch.int16).to(device),
+        train={"first": range(120), "second": range(120, 240)},
+        test={"held": range(240, 300)},
+        tokenizer="none",
+        vocabulary=VOCABULARY,
+        end=None,
+        lengths=torch.ones(VOCABULARY, dtype=torch.int64, device=device),
+    )
+    return TextData(data, CONTEXT, at_once=4)
+
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on CUDA")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "device"),
+    [("compiled", "cpu"), pytest.param("graph", "cuda", marks=cuda), pytest.param("compiled", "cuda", marks=cuda)],
+)
+def test_micro_batches_a_schedule_clipping_and_tests_are_those_of_eager_steps(path: Any, device: str) -> None:
+    def trained(path: Any) -> tuple[GPT, list[dict[str, Any]]]:
+        training = Training(
+            **{"renew_optimizer": True, "optimizer": "sgd", "learning_rate": [0.5, 0.2], "clip": 0.1, "batch": 12},
+            **{"accumulate": 3, "rate_per": "step", "warmup": 2, "anneal": "cosine", "floor": 0.1, "horizon": 30},
+            **{"evaluate_every": 5, "path": path, "decay": "matrices", "weight_decay": 0.1},
+        )
+        model, data = small().to(device), text(device)
+        mixture = {"first": 0.3, "second": 0.7}
+        tasks = [data.task("a", "first", batch=12, steps=20), data.task("b", mixture, batch=12, steps=20)]
+        learner = rp.Learner(model, training.make_optimizer(model), methods=[rp.FIRE(where="paper_gpt", steps=5)])
+        return model, [row.read() for row in train(learner, tasks, training, seed=3)]
+
+    (model, rows), (eager, expected) = trained(path), trained("eager")
+    assert len(rows) == len(expected) == 10
+    for row, wanted in zip(rows, expected, strict=True):
+        for name in wanted.keys() & {"loss", "held_loss", "held_bits"}:
+            assert row[name] == pytest.approx(wanted[name], rel=1e-4)
+    assert len({row["held_loss"] for row in rows}) == 10  # the tests see each change
+    assert model.lm_head.weight is model.transformer.wte.weight
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, eager.state_dict()[name], atol=1e-4), name

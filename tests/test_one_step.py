@@ -142,6 +142,31 @@ def test_a_compiled_step_is_the_same_step() -> None:
     check_same(learner.model, expected.model, 1e-4, 1e-5)
 
 
+def loss_that_tells(outputs: Tensor, targets: Tensor) -> Tensor:
+    return CE(outputs, targets) + (1.0 if torch.compiler.is_compiling() else 0.0)
+
+
+@pytest.mark.slow
+def test_a_loss_is_compiled_if_it_is_a_function_of_a_module_and_nothing_else_needs_the_outputs() -> None:
+    def of_this_task(outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss_that_tells(outputs, targets)
+
+    def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.argmax(1) == targets
+
+    def loss_of(task: Task, path: Any) -> float:
+        return [*train(learner_of([]), [task], Training(renew_optimizer=False, path=path))][-1].read()["loss"]
+
+    eager = loss_of(Task("eager", lambda generator: BATCHES, loss_that_tells), "eager")
+    compiled = Task("compiled", lambda generator: BATCHES, loss_that_tells)
+    assert loss_of(compiled, "compiled") == pytest.approx(eager + 1, rel=1e-5)
+    for task in (
+        Task("its own", lambda generator: BATCHES, of_this_task),
+        Task("counts", lambda generator: BATCHES, loss_that_tells, correct=correct),
+    ):
+        assert loss_of(task, "compiled") == pytest.approx(eager, rel=1e-5)
+
+
 def test_a_comparison_with_a_new_network_takes_the_same_steps() -> None:
     expected = learner_of([])
     start, ends = copy.deepcopy(expected.model), []

@@ -110,7 +110,7 @@ def first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dic
     """A copy of `initial`, with the model's devices and dtypes. None: a copy of the model's present weights."""
     mine = named_tensors(model)
     if initial is None:
-        return {name: tensor.detach().clone() for name, tensor in mine.items()}
+        return copied(mine, lambda name, tensor: tensor.detach().clone())
     saved = {plain(name): tensor for name, tensor in initial.items()}
     missing = [name for name, tensor in mine.items() if name not in saved or saved[name].shape != tensor.shape]
     if missing:
@@ -118,7 +118,20 @@ def first_weights(model: nn.Module, initial: Mapping[str, Tensor] | None) -> dic
             f"initial has no {missing[0]!r} of the model's shape: pass a state_dict() of this model from before training"
         )
     check_not_shared(mine, saved, "initial")
-    return {name: saved[name].detach().to(tensor, copy=True) for name, tensor in mine.items()}
+    given = {name: saved[name] for name in mine}
+    return copied(given, lambda name, tensor: tensor.detach().to(mine[name], copy=True))
+
+
+def copied(tensors: Mapping[str, Tensor], copy_of: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    """A copy of each tensor, by name. A tensor with several names, such as a tied head, is copied once."""
+    made: dict[object, Tensor] = {}
+    found = {}
+    for name, tensor in tensors.items():
+        key = memory(tensor), tensor.stride(), tensor.dtype
+        if key not in made:
+            made[key] = copy_of(name, tensor)
+        found[name] = made[key]
+    return found
 
 
 def check_not_shared(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:

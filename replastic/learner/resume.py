@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..units import original
 from .before import Before
-from .fresh import as_loaded, load_, moved, named_tensors, plain
+from .fresh import as_loaded, copied, load_, moved, named_tensors, plain
 from .task import Task
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def resume_from(learner: Learner, saved: Mapping[str, Any], task: Task | None) -
     try:
         learner.task, learner.task_number, learner._begun = task, saved["task_number"], saved["begun"]
         learner.seed, learner.steps = saved["seed"], saved["steps"]
-        learner.initial = moved(first, named_tensors(learner.model), learner.device)
+        mine = named_tensors(learner.model)
+        learner.initial = copied(first, lambda name, tensor: moved(tensor, mine.get(name), learner.device))
         _resume_methods(learner, saved["methods"])
         _check_optimizers(saved["optimizer"], learner.optimizer.state_dict())
         if _loads_by_name(original(learner.model)):  # methods may have rebuilt it

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import FunctionType
 from typing import Any, TypeGuard
 
 import torch
@@ -19,20 +20,27 @@ from torch.optim import Optimizer
 
 from ..learner import Batch, IndexedTask, Learner, Method, Task
 from ..learner.checks import optimizers_of
+from ..learner.task import outputs_of
 from ..units import original
 from .passes import Passes
 from .settings import Training
-from .step import EagerSteps
+from .step import Answer, EagerSteps, answer_of
 
 _PIECE = 2  # steps between two runs' turns: few, because kernels of two runs overlap best if both have some queued
 WARM_UP = 3  # real steps before a graph is recorded: libraries choose their kernels, optimisers make their state
 
 
 class CompiledSteps(EagerSteps):
-    """Eager steps of the model compiled by torch.compile, for devices without graphs."""
+    """Eager steps of the model compiled by torch.compile, for devices without graphs.
+
+    A loss that is a function of a module is compiled with the model, unless outputs are counted as well. A language model
+    then has no copy of its logits in float32, the largest tensor of a step. Other losses may differ from task to task, and
+    each would be compiled again.
+    """
 
     path = "compiled"
     _compiled: Callable[..., Any] | None = None
+    _with_loss: Callable[..., Tensor] | None = None
 
     def forward(self) -> Callable[..., Any]:
         """The compiled model, or the model itself while it has a tap, whose hooks would be compiled in."""
@@ -42,8 +50,21 @@ class CompiledSteps(EagerSteps):
             self._compiled = torch.compile(original(self.learner.model), dynamic=False)
         return self._compiled
 
-    def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
-        return super().gradients(task, batch, self.forward())
+    def answer(self, task: Task, batch: Batch) -> tuple[Tensor, Any]:
+        if self.learner.taps is not None or task.correct is not None or not _of_module(task.loss):
+            return answer_of(self.forward(), task, batch)
+        if self._with_loss is None:
+            self._with_loss = torch.compile(_loss_of, dynamic=False)
+        return self._with_loss(original(self.learner.model), task.loss, *batch), None
+
+
+def _of_module(function: Callable[..., Any]) -> bool:
+    """Whether a function is defined in a module, rather than by other code that may define another one in each task."""
+    return isinstance(function, FunctionType) and "<" not in function.__qualname__
+
+
+def _loss_of(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> Tensor:
+    return loss(outputs_of(model, inputs), targets)
 
 
 class CapturedSteps(EagerSteps):
@@ -70,6 +91,10 @@ class CapturedSteps(EagerSteps):
     def forward(self) -> Callable[..., Any]:
         """The model, or the compiled model."""
         return self.compiler.forward() if self.compiler is not None else self.learner.model
+
+    def recorded(self, task: Task, batch: Batch) -> tuple[Tensor, Any]:
+        """`answer`, as it is recorded: of the compiled model, if there is one."""
+        return (self.answer if self.compiler is None else self.compiler.answer)(task, batch)
 
     def pieces(self, task: Task, generator: torch.Generator) -> Iterator[dict[str, Tensor] | None]:
         return self._replayed(task, [task.order(generator)]) if self._records(task) else super().pieces(task, generator)
@@ -105,7 +130,7 @@ class CapturedSteps(EagerSteps):
             if rest:
                 with self._at_work():
                     if self._rest is None:
-                        self._rest = _Recording(self, task, rest, lambda: learner.model)
+                        self._rest = _Recording(self, task, rest, self.answer)
                     self._rest.begin(order[-rest:])
                     self._one(self._rest)
         with self._at_work():
@@ -135,7 +160,7 @@ class CapturedSteps(EagerSteps):
         known = self._recorded
         if known is None or not known.is_of(task, self.learner):
             self._recorded = self._rest = None  # first, to free their memory
-            self._recorded = _Recording(self, task, task.batch_size, self.forward)
+            self._recorded = _Recording(self, task, task.batch_size, self.recorded)
             # A boundary may have added parameters for which the optimiser has no state yet. If a graph made the state, every
             # replay would make it again.
             self._warm = min(self._warm, WARM_UP - 1)
@@ -169,11 +194,9 @@ class CapturedSteps(EagerSteps):
 class _Recording:
     """The graph of a step on a batch of one size, and the tensors that it reads."""
 
-    def __init__(
-        self, steps: CapturedSteps, task: IndexedTask, batch: int, forward: Callable[[], Callable[..., Any]]
-    ) -> None:
+    def __init__(self, steps: CapturedSteps, task: IndexedTask, batch: int, answer: Answer) -> None:
         learner, device = steps.learner, steps.learner.device
-        self.steps, self.task, self.optimizer, self.forward = steps, task, learner.optimizer, forward
+        self.steps, self.task, self.optimizer, self.answer = steps, task, learner.optimizer, answer
         self.trains, self.task_number = learner.trains, learner.task_number
         self.order = torch.empty(len(task), dtype=torch.int64, device=device)
         self.at = torch.zeros((), dtype=torch.int64, device=device)
@@ -216,7 +239,7 @@ class _Recording:
         self.tried = True
         chosen = self.order.index_select(0, self.within + self.at * size)
         self.batch = Batch(*self.task.batch(chosen))
-        loss, right = steps.gradients(self.task, self.batch, self.forward())
+        loss, right = steps.gradients(self.task, self.batch, self.answer)
         learner.update(self.captured)
         steps.totals.add(loss, right, size)
         self.at.add_(1)
@@ -248,7 +271,11 @@ class _Recording:
             return dict(figures_of())
         if self._tests is None:
             self._tests = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._tests, stream=torch.cuda.current_stream(self.steps.learner.device)):
+            # A step needs none of its activations afterwards, so that evaluation can use their memory. The next step then
+            # overwrites the figures, of which copies are returned.
+            pool = None if self.graph is None else self.graph.pool()
+            stream = torch.cuda.current_stream(self.steps.learner.device)
+            with torch.cuda.graph(self._tests, pool=pool, stream=stream):
                 self._figures = dict(figures_of())
         self._tests.replay()
         return {name: figure.clone() for name, figure in self._figures.items()}

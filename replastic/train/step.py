@@ -16,6 +16,8 @@ from ..optim import check_will_clear
 from .passes import Passes
 from .settings import Training
 
+Answer = Callable[[Task, Batch], tuple[Tensor, Any]]  # a loss, and outputs
+
 
 class Totals:
     """Loss and correct answers of several steps, summed on the device, so that training does not wait for them."""
@@ -102,26 +104,36 @@ class EagerSteps:
 
     def step(self, task: Task, batch: Batch) -> None:
         self.next_rate("step")
-        loss, right = self.gradients(task, batch, self.learner.model)
+        loss, right = self.gradients(task, batch, self.answer)
         self.learner.apply()
         self.totals.add(loss, right, samples_in(batch))
 
-    def gradients(self, task: Task, batch: Batch, forward: nn.Module | Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
+    def answer(self, task: Task, batch: Batch) -> tuple[Tensor, Any]:
+        """The loss of a batch, and the model's outputs, or None if the task does not count which are right."""
+        return answer_of(self.learner.model, task, batch)
+
+    def gradients(self, task: Task, batch: Batch, answer: Answer) -> tuple[Tensor, Tensor | None]:
         """Leave the gradient of loss and penalties with the parameters; returns the loss, and how many were right."""
         right: list[Tensor] = []
 
         def losses() -> Iterator[Tensor]:
             for part, share in micro_batches(batch, self.training.accumulate):
                 with self.autocast:
-                    outputs = outputs_of(forward, part.inputs)  # pyright: ignore[reportArgumentType]
-                    loss = task.loss(outputs, part.targets)
+                    loss, outputs = answer(task, part)
                 if task.correct is not None:
                     with torch.no_grad():
                         right.append(task.correct(outputs, part.targets).sum())
+                del outputs  # it may be large, and backward does not need it
                 yield loss if share == 1 else loss * share
 
         loss = self.learner.backward(losses(), batch, clip=self.training.clip)
         return loss, torch.stack(right).sum() if right else None
+
+
+def answer_of(forward: Callable[..., Any], task: Task, batch: Batch) -> tuple[Tensor, Any]:
+    """The loss of a batch, and the outputs of the model, or of the compiled model."""
+    outputs = outputs_of(forward, batch.inputs)  # pyright: ignore[reportArgumentType]
+    return task.loss(outputs, batch.targets), outputs
 
 
 def micro_batches(batch: Batch, count: int) -> Iterator[tuple[Batch, float]]:
