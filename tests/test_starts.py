@@ -60,6 +60,7 @@ best = { highest = "validation_accuracy" }
 """
 MODEL = {"name": "mlp", "hidden": [8, 8]}
 CNN = {"name": "cnn", "convolutions": 1, "kernel": 3, "channels": 4, "hidden": [8, 8], "norm": "batch"}
+TWO = {"2 epochs": {"at": 2}}
 STEPS = """
 from replastic.workloads.images.protocols import warm_start
 import dataclasses
@@ -171,7 +172,10 @@ def test_what_an_arm_says_of_starts_needs_some_and_names_need_folders_of_their_o
         ({"starts": {"x": {"at": 7}}}, "'x' at = 7: the first task, 'part', has 6 epochs"),
         ({"starts": {"x": {"lowest": "validation_loss"}}}, "'x': 'validation_loss' is not in .*validation_accuracy"),
         ({"protocol": {"name": "single", "epochs": 6}}, "the stream has one task"),
-        ({"arms": {"base": {}, "new": {"start": "none", "name": "fire"}}}, "FIRE acts at boundaries"),
+        (
+            {"arms": {"base": {}, "new": {"start": "none", "name": "fire"}}},
+            'FIRE acts at boundaries, and start = "none" skips the only one',
+        ),
         ({"arms": {"base": {}, "new": {"start": "none", "name": "l2", "from_task": 2}}}, "L2: from_task = 2, and"),
     ],
 )
@@ -186,6 +190,28 @@ def test_points_that_the_first_task_does_not_have_are_found_before_anything_is_t
     (told,) = {record.message for record in caplog.records}
     assert re.search(says, told)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_an_arm_that_skips_the_first_task_is_opened_before_others_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(running: Running) -> bool:
+        assert "FIRE acts at boundaries" in caplog.text
+        return advance(running)
+
+    advance = Running.advance
+    monkeypatch.setattr(Running, "advance", train)
+    experiment = parse(table(arms={"base": {"starts": ["2 epochs"]}, "new": {"start": "none", "name": "fire"}}, starts=TWO))
+    statuses = run(experiment, tmp_path, device="cpu")
+    assert [statuses[f"{arm}/seed-1"] for arm in ("base,-2-epochs", "new")] == ["finished", "not opened"]
+    order: list[str] = []
+    monkeypatch.setattr(
+        Local, "run", lambda self, calls: order.extend(call.run.arm for call in calls) or map(perform, calls)
+    )
+    arms = {"base": {"starts": ["2 epochs"]}, "new": {"start": "none"}}
+    sweep(parse(table(arms=arms, starts=TWO)), tmp_path / "sweep", device="cpu")
+    assert sorted(order[:2]) == [next(iter(first_tasks(experiment).values())).arm, "new"]  # at one time
+    assert order[2:] == ["base, 2 epochs"]
 
 
 # A run from a start is a run that trained to there itself

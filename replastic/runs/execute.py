@@ -77,7 +77,8 @@ def run(
         fitting = [one for one in waiting if fits_in_stack(one)]
         _train_as_one([running for running in map(opened, fitting) if running is not None])
     before = {firsts[one.folder].folder: firsts[one.folder] for one in waiting if one.folder in firsts}
-    for wave in (before.values(), waiting):
+    skipping = [one for one in waiting if one.skips]
+    for wave in ([*skipping, *before.values()], [one for one in waiting if not one.skips]):
         _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, known)
     order = [str(one.folder) for one in (*before.values(), *wanted)]
     return {folder: known[folder] for folder in order if folder in known}

@@ -126,7 +126,8 @@ def _check_methods(methods: Sequence[Method], tasks: Sequence[Task], *, skipped:
             number = method.from_task + skipped
             raise OptionError(f"{name}: from_task = {number}, and the stream ends with task {len(tasks) - 1}")
         if left == 1 and _acts_at_boundaries_alone(method) and not (skipped and type(method) is LayerReset):
-            raise OptionError(f"{name} acts at boundaries, and a stream of one task has none: take it out of this arm")
+            why = 'start = "none" skips the only one' if skipped else "a stream of one task has none"
+            raise OptionError(f"{name} acts at boundaries, and {why}: take it out of this arm")
 
 
 def runs_of(experiment: Experiment) -> list[RunSpec]:

@@ -80,7 +80,7 @@ Wave = dict[Path, tuple[Call, Outcome | None]]  # by folder: the call, and its o
 def _waves(
     experiment: Experiment, runs: Sequence[RunSpec], out: Path, root: str | Path | None, *, retry: bool
 ) -> tuple[Wave, Wave]:  # fmt: skip
-    """The shared first tasks that are still needed, and the runs."""
+    """The shared first tasks that are still needed and the runs that skip theirs, and the others."""
     firsts, place = first_tasks(experiment), out.absolute()
     root = root or os.environ.get("REPLASTIC_DATA")  # which workers on other machines may lack
     root = str(Path(root).expanduser().absolute()) if root else None
@@ -88,7 +88,7 @@ def _waves(
     for run in runs:
         mine = Call(run, place, firsts.get(run.folder), root=root, retry=retry, command=sys.argv)
         outcome = known(mine)
-        after[mine.folder] = mine, outcome
+        (before if run.skips else after)[mine.folder] = mine, outcome
         if mine.first is not None and outcome is None:
             first = replace(mine, run=mine.first, first=None)
             if first.folder not in before:
