@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..learner.fresh import check_not_shared, memory, named_tensors, plain, seeded, trainable
+from ..learner.fresh import check_not_shared, named_tensors, plain, seeded, trainable
 from ..linalg.polar_factor import work_dtype
 from ..linalg.products import Precision, float32_convolutions, float32_precision
 from ..units import Example, UnitGroup, Units, find_units, original
@@ -20,6 +20,7 @@ from ..units.kinds import channels_last, has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import Where, select
 from ..weights.inventory import WeightMatrix
+from ..weights.place import memory
 from .batch import arguments, count_samples, inputs_and_targets, shown
 from .not_measurable import NotApplicable as NotApplicable
 from .not_measurable import NotMeasurable as NotMeasurable

@@ -42,10 +42,9 @@ from ..linalg.polar_factor import Method as PolarMethod
 from ..linalg.polar_factor import PolarOptions, RankPolicy
 from ..linalg.products import Precision
 from ..weights import LeftAlone, Selection, Where, select
-from ..weights.place import place_of
 from ..weights.project import Figures, project_
 from ..weights.sharded import check_no_fsdp
-from .boundary import BoundaryReport, Optimizers, not_finite, optimizer_entries, refuse_not_finite, written_parts
+from .boundary import BoundaryReport, Optimizers, check_finite, optimizer_entries, written_parts
 from .first_weights import Initial, Seed
 from .reset import biases as biases_of
 from .reset import planned_reset
@@ -141,7 +140,8 @@ def fire_(
         raise ValueError('fire_ changes all or nothing: use rank="partial" or "complete", or check with linalg.polar')
     check_no_fsdp(model)  # other DTensors are refused if they are selected
     selection = select(model, where, elsewhere=True)
-    _check_finite(selection)
+    tensors = {one.name.partition(":")[0]: one.parameter for one in selection.chosen}
+    check_finite(tensors, ", which have no nearest isometry: reload these weights, or leave them out with where=...")
     entries = optimizer_entries(model, written_parts(selection.chosen), optimizer, every=True)
     reset_biases = None
     if biases:
@@ -222,11 +222,3 @@ def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options:
         sfe_normalised=figures.sfe_normalised,
         note="; ".join(remark for remark, holds in remarks.items() if holds),
     )
-
-
-def _check_finite(selection: Selection) -> None:
-    placed = {id(one.parameter): one for one in selection.chosen if place_of(one.parameter) is not None}
-    own = {one.name: one.parameter for one in selection.chosen if id(one.parameter) not in placed}
-    bad = [*not_finite(own), *(one.name for one in placed.values() if not one.whole().isfinite().all())]
-    advice = ", which have no nearest isometry: reload these weights, or leave them out with where=..."
-    refuse_not_finite((name.partition(":")[0] for name in bad), advice)
