@@ -342,8 +342,8 @@ def means(model: nn.Module, examples: Samples, sums: Mapping[str, Loss]) -> dict
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """A context with the model in evaluation mode; afterwards each of its modules has its earlier mode again."""
-    modes = [(module, module.training) for module in model.modules()]  # they may differ
+    """The model in evaluation mode; then each of its modules in the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]  # one may have been put in evaluation mode alone
     model.eval()
     try:
         yield
