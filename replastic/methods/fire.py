@@ -135,7 +135,7 @@ def fire_(
     >>> [layer.name for layer in report.layers], all(layer.dfi_after < 1e-10 for layer in report.layers)
     (['0.weight', '2.weight'], True)
     """
-    options = PolarOptions(method, steps, coefficients, rank, None, precision)
+    options = PolarOptions(method, steps, coefficients, rank, precision)
     if options.rank == "raise":
         raise ValueError('fire_ changes all or nothing: use rank="partial" or "complete", or check with linalg.polar')
     check_no_fsdp(model)  # other DTensors are refused if they are selected
