@@ -93,7 +93,7 @@ class PolarInfo:
         notes = [
             f"{int(count)} {what}"
             for count, what in (
-                (self.zero.sum(), "all-zero and left alone"),
+                (self.zero.sum(), "all-zero, unchanged"),
                 (self.redone.sum(), "redone by a safer route"),
                 ((self.null_directions > 0).sum(), f"rank-deficient ({self.options.rank})"),
             )

@@ -101,7 +101,7 @@ class BoundaryReport:
         lines += [f"first weights: {self.source}"] if self.source else []
         forgot = f"{self.cleared_by}, whose state of {len(self.cleared)} of them was cleared"
         lines += [f"optimizer: {forgot if self.cleared_by else 'none was passed'}"] if count else []
-        return "\n".join([*lines, *(f"left alone: {one.name} {one.shape}: {one.reason}" for one in self.left_alone)])
+        return "\n".join([*lines, *(f"skipped: {one.name} {one.shape}: {one.reason}" for one in self.left_alone)])
 
 
 class Written(NamedTuple):

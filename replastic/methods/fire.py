@@ -95,7 +95,7 @@ class FireReport:
             shape = f"{layer.matrices} x {layer.shape[0]}x{layer.shape[1]}"
             numbers = f"{layer.dfi_before:>14.3g}  {layer.dfi_after:>8.2g}  {layer.sfe:>9.3g}  {layer.sfe_normalised:>8.3g}"
             lines.append(f"{layer.name:<{width}}  {shape:>16}  {numbers}  {layer.note}".rstrip())
-        lines += [f"left alone: {weight.name} {weight.shape}: {weight.reason}" for weight in self.left_alone]
+        lines += [f"skipped: {weight.name} {weight.shape}: {weight.reason}" for weight in self.left_alone]
         lines += [str(self.biases)] if self.biases is not None else []
         return "\n".join(lines)
 
@@ -206,7 +206,7 @@ def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options:
     plural = "s" if figures.null_directions > 1 else ""
     remarks = {
         f"same tensor as {', '.join(others)}": others,
-        f"{figures.zero} all-zero, left alone": figures.zero,
+        f"{figures.zero} all-zero, unchanged": figures.zero,
         f"{figures.null_directions} null direction{plural}, {options.rank}": figures.null_directions,
         f"{figures.redone} by a safer route": figures.redone,
         "inf: beyond float64": math.inf in (figures.dfi_before, figures.sfe, figures.sfe_normalised),
