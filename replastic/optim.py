@@ -174,11 +174,13 @@ def holds(optimizer: Optimizer, param: Tensor) -> bool:
 
 
 def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
-    if not holds(optimizer, param):
-        raise ValueError(
-            f"the optimiser does not hold this parameter of shape {tuple(param.shape)}: pass the optimiser that trains it"
-        )
-    return next(group for group in optimizer.param_groups if any(held is param for held in group["params"]))
+    for group in optimizer.param_groups:
+        for held in group["params"]:
+            if held is param:
+                return group
+    raise ValueError(
+        f"the optimiser does not hold this parameter of shape {tuple(param.shape)}: pass the optimiser that trains it"
+    )
 
 
 def swap_(optimizer: Optimizer, old: Tensor, new: Tensor) -> None:

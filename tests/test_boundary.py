@@ -290,7 +290,7 @@ def test_frozen_parameters_stay_and_most_reports_name_them(name: str) -> None:
         assert "conv2.weight" in listed
     elif name not in ("reset_ of the head", "reset_ of biases", "dash_"):
         assert {"conv2.weight", "conv2.bias"} <= listed
-        assert "left alone: conv2.weight (16, 8, 4, 4): is frozen" in str(report)
+        assert "skipped: conv2.weight (16, 8, 4, 4): is frozen" in str(report)
 
 
 @pytest.mark.parametrize("name", ["reset_", "shrink_and_perturb_", "shrink_and_add_noise_", "restore_norms_"])

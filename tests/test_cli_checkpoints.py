@@ -228,7 +228,7 @@ def test_target_networks_are_one_line_and_not_left_alone(tmp_path: Path, capsys:
     torch.save({**online, **target}, tmp_path / "a.pt")
     assert main(["fire", str(tmp_path / "a.pt"), "-o", str(tmp_path / "b.pt")]) == 0
     said = capsys.readouterr().out
-    assert "left alone" not in said
+    assert "unchanged" not in said
     assert "target networks become copies of the fired ones: q_net_target.q_net.0.weight" in said
     made = torch.load(tmp_path / "b.pt")
     assert all(torch.equal(made[name], made[name.replace("q_net.", "q_net_target.", 1)]) for name in online)

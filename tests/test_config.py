@@ -162,7 +162,7 @@ def test_changes_on_the_command_line_stand_above_the_file(tmp_path: Path) -> Non
         "batch": "write it as section.key=value",
         "a b=3": "write it as section.key=value",
         "arms.Base.training.batch=3": r"\[arms\] has no 'Base'; did you mean 'base'",
-        "name.x=1": "name is no table",
+        "name.x=1": "name is not a table",
     }.items():
         with pytest.raises(OptionError, match=says):
             read(tmp_path / "a.toml", [wrong])

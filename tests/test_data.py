@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import inspect
 import logging
+import re
 import sys
 import threading
 import types
@@ -119,7 +120,7 @@ def test_a_set_of_another_size_than_published_is_read_with_a_warning(
     write_idx(tmp_path)
     with caplog.at_level(logging.WARNING):
         load("mnist", tmp_path)
-        assert "has 6 + 3 images, and mnist as published 60000 + 10000" in caplog.text
+        assert re.search(r"6 \+ 3 images.*mnist has 60000 \+ 10000", caplog.text)
         caplog.clear()
         expected = content_hash(
             *(IDX[f"{split}-{kind}"] for split in ("train", "t10k") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
@@ -346,13 +347,13 @@ def test_where_nothing_can_be_written_tiny_imagenet_is_read_all_the_same(
     ("changes", "says"),
     [
         ({"wnids.txt": None}, "lacks wnids.txt"),
-        ({"wnids.txt": b"n01\nn02\nn03\n"}, "'n03' has no images in train"),
-        ({"wnids.txt": b"n01\n"}, "'n02' is no class of wnids.txt"),
-        ({"val/val_annotations.txt": b"val_0.JPEG\tn09\nval_1.JPEG\tn01\n"}, "'n09' is no class of wnids.txt"),
-        ({"val/val_annotations.txt": b"val_0.JPEG\n"}, "'val_0.JPEG' is no class of wnids.txt"),
-        ({"val/images/val_1.JPEG": None}, "lacks val/images/val_1.JPEG, which val_annotations.txt names"),
-        ({"val/val_annotations.txt": b""}, "holds no images"),
-        ({"train/n02/images/n02_1.JPEG": b"\xff\xd8\xff no picture"}, "n02_1.JPEG: cannot be read as an image"),
+        ({"wnids.txt": b"n01\nn02\nn03\n"}, "'n03' has no images"),
+        ({"wnids.txt": b"n01\n"}, "'n02' .* wnids.txt"),
+        ({"val/val_annotations.txt": b"val_0.JPEG\tn09\nval_1.JPEG\tn01\n"}, "'n09' .* wnids.txt"),
+        ({"val/val_annotations.txt": b"val_0.JPEG\n"}, "'val_0.JPEG' .* wnids.txt"),
+        ({"val/images/val_1.JPEG": None}, "val/images/val_1.JPEG.* val_annotations.txt"),
+        ({"val/val_annotations.txt": b""}, "no images"),
+        ({"train/n02/images/n02_1.JPEG": b"\xff\xd8\xff no picture"}, "n02_1.JPEG: "),
     ],
 )
 def test_what_is_wrong_with_tiny_imagenet_is_said(
@@ -406,7 +407,7 @@ def test_what_is_wrong_with_a_folder_of_images_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"{tmp_path}/train.*{tmp_path}/test.*{tmp_path}/val"):
         load("folder", tmp_path)
     write_folder(tmp_path, "test/cow/1.png")
-    with pytest.raises(ValueError, match=r"test/cow: .*\(cat, dog\)"):
+    with pytest.raises(ValueError, match=r"test/cow: .* cat, dog"):
         load("folder", tmp_path)
     (tmp_path / "test/cow").rename(tmp_path / "test/cat")
     (tmp_path / "train/empty").mkdir()
@@ -454,13 +455,13 @@ def test_what_is_wrong_with_an_npz_is_said(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"x\.npz.*{says}"):
             load("npz", tmp_path, path="x.npz", **(options or {}))
 
-    check("lacks x_test and y_test or test_images and test_labels: write it with np.savez", y_test=None)
+    check("x_test and y_test or test_images and test_labels.*np.savez", y_test=None)
     check(r"y_train: has labels of shape \(3,\) for 2 images", y_train=np.arange(3))
-    check("y_train: has labels from -1 to 0", y_train=np.array([-1, 0]))
-    check("y_train: has labels from 0 to 1, and classes are 0 to 0", options={"classes": 1})
+    check("y_train: .* -1 to 0", y_train=np.array([-1, 0]))
+    check("y_train: .* 0 to 1, .* 0 to 0", options={"classes": 1})
     check("x_test: is int64 of shape", x_test=np.zeros((2, 4, 4), np.int64))
-    check("it holds float64", x_test=np.zeros((2, 4, 4)))
-    check("it holds object", y_test=np.array([0, None]))
+    check("float64.*mydata.py:load", x_test=np.zeros((2, 4, 4)))
+    check("object", y_test=np.array([0, None]))
     for classes in (0, 2.0, True):
         with pytest.raises(ValueError, match=r"classes ?="):
             load("npz", tmp_path, path="x.npz", classes=classes)

@@ -79,9 +79,9 @@ def test_the_report_prints_as_a_table() -> None:
     assert lines[0].startswith("FIRE, 10 steps: 2 weights, 2 matrices (DfI")
     assert lines[1].split()[:2] == ["weight", "matrices"]
     assert lines[2].startswith("0.weight")
-    assert lines[2].endswith("1 all-zero, left alone")
+    assert lines[2].endswith("1 all-zero, unchanged")
     assert "8x4" in lines[3]
-    assert lines[4].startswith("left alone: 2.weight (3, 2): embedding")
+    assert lines[4].startswith("skipped: 2.weight (3, 2): embedding")
 
 
 def test_the_report_is_of_the_weights_at_the_time(device: torch.device) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import pickle
+import re
 import struct
 import tarfile
 import tracemalloc
@@ -89,17 +90,17 @@ GOOD = idx(np.arange(30, dtype=np.uint8).reshape(2, 3, 5))
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\x89PNG" + GOOD[4:], "begins with 89 50 4e 47 and not with 00 00 08 03"),
-        (idx(np.arange(30, dtype=np.uint8)), "no idx file of bytes with 3 dimensions"),
+        (b"\x89PNG" + GOOD[4:], "89 50 4e 47.* 00 00 08 03"),
+        (idx(np.arange(30, dtype=np.uint8)), "idx .* 3 dimensions"),
         (b"", "begins with"),
-        (GOOD[:9], "cut short"),
-        (GOOD[:-1], "promises 30 bytes and it ends after 29"),
-        (GOOD + b"x", "promises 30 bytes and it has more"),
-        (GOOD[:4] + b"\xff" * 12, "holds .* at the very most"),
+        (GOOD[:9], "shape"),
+        (GOOD[:-1], " 30 bytes.* 29"),
+        (GOOD + b"x", " 30 bytes.* more"),
+        (GOOD[:4] + b"\xff" * 12, f" {(2**32 - 1) ** 3} bytes.* at most"),
         (packed(GOOD)[:-9], "damaged"),
-        (packed(GOOD[:-1]), "promises 30 bytes and it ends after 29"),
-        (packed(GOOD + b"x"), "promises 30 bytes and it has more"),
-        (packed(GOOD[:4] + b"\xff" * 12), "holds .* at the very most"),
+        (packed(GOOD[:-1]), " 30 bytes.* 29"),
+        (packed(GOOD + b"x"), " 30 bytes.* more"),
+        (packed(GOOD[:4] + b"\xff" * 12), f" {(2**32 - 1) ** 3} bytes.* at most"),
         (packed(GOOD)[:-8] + b"\0" * 8, "damaged .*CRC"),
         (b"\x1f\x8bnothing that was ever packed", "damaged"),
     ],
@@ -296,7 +297,7 @@ def test_a_pickle_is_never_obeyed(tmp_path: Path) -> None:
     "name", ["numpy\nndarray.tofile", "numpy\nload", "builtins\ngetattr", "numpy.core.multiarray\nscalar", "_codecs\ndecode"]
 )
 def test_a_pickle_reaches_nothing_beside_the_names_of_an_array(name: str) -> None:
-    with pytest.raises(ValueError, match="asks for"):
+    with pytest.raises(ValueError, match=re.escape(name.replace("\n", "."))):
         formats.cifar_pickle(b"\x80\x02c" + name.encode() + b"\n.", "file", "labels")
 
 
@@ -316,23 +317,23 @@ def test_a_pickle_cannot_change_what_stands_in_for_numpy() -> None:
         (b"<html>not found</html>", "is not a batch of CIFAR"),
         (b"\x80\x04\x8e" + struct.pack("<Q", 2**50) + b"x.", "is not a batch of CIFAR"),
         (b"\x80\x02]r" + struct.pack("<I", 2**27) + b".", "pickled list"),  # a place in the memo that costs 2 GB in C
-        (pickle.dumps([1]), "is a pickled list and not the dict"),
+        (pickle.dumps([1]), "pickled list"),
         # 2**60 entries in a few hundred bytes, to be hashed, printed or multiplied
-        (b"\x80\x02})" + DOUBLED + b"Ns.", "key that is not a string"),
-        (b"\x80\x02}()" + DOUBLED + b"Nu.", "key that is not a string"),
+        (b"\x80\x02})" + DOUBLED + b"Ns.", "key .* string"),
+        (b"\x80\x02}()" + DOUBLED + b"Nu.", "key .* string"),
         (b"\x80\x02()" + DOUBLED + b"Nd.", "is not a batch of CIFAR"),
         (b"\x80\x02\x8f()" + DOUBLED + b"\x90.", "is not a batch of CIFAR"),
-        (ARRAY + b"(K\x01)" + DOUBLED + b"\x85NNNtb.", "an array whose shape is not one or two sizes"),
-        (b"\x80\x02c_codecs\nencode\nU\x01a)" + DOUBLED + b"\x86R.", "an encoding other than latin1"),
+        (ARRAY + b"(K\x01)" + DOUBLED + b"\x85NNNtb.", "array whose shape"),
+        (b"\x80\x02c_codecs\nencode\nU\x01a)" + DOUBLED + b"\x86R.", "latin1"),
         (pickle.dumps({"labels": LABELS}), 'has no array "data"'),
         (pickle.dumps({"data": PIXELS[:, :-1], "labels": LABELS}, protocol=2), 'has no array "data"'),
-        (pickle.dumps({"data": PIXELS.astype(float), "labels": LABELS}, protocol=2), "not of unsigned bytes"),
-        (pickle.dumps({"data": PIXELS.astype(object), "labels": LABELS}, protocol=2), "not of unsigned bytes"),
-        (python2_pickle(PIXELS, labels=LABELS).replace(b"J\x00\x0c\x00\x00", b"J\xff\xff\xff\x7f"), "not as long as that"),
+        (pickle.dumps({"data": PIXELS.astype(float), "labels": LABELS}, protocol=2), "unsigned bytes"),
+        (pickle.dumps({"data": PIXELS.astype(object), "labels": LABELS}, protocol=2), "unsigned bytes"),
+        (python2_pickle(PIXELS, labels=LABELS).replace(b"J\x00\x0c\x00\x00", b"J\xff\xff\xff\x7f"), "array of shape"),
         (python2_pickle(PIXELS, labels=LABELS[:-1]), "has 4 images and 3 labels"),
         (python2_pickle(PIXELS, fine_labels=LABELS), 'has no list "labels"'),
-        (pickle.dumps({"data": PIXELS, "labels": ["0"] * 4}, protocol=2), 'has no list "labels" of whole numbers'),
-        (pickle.dumps({"data": PIXELS, "labels": [2**80] * 4}, protocol=2), 'has no list "labels" of whole numbers'),
+        (pickle.dumps({"data": PIXELS, "labels": ["0"] * 4}, protocol=2), 'has no list "labels" of'),
+        (pickle.dumps({"data": PIXELS, "labels": [2**80] * 4}, protocol=2), 'has no list "labels" of'),
     ],
 )
 def test_damaged_pickles_are_named_with_what_is_wrong(content: bytes, says: str) -> None:
@@ -379,8 +380,8 @@ def test_damaged_and_hostile_npz_files_are_named_with_what_is_wrong(tmp_path: Pa
     with pytest.raises(ValueError, match=r"x.npz: a.npy: .*float64"):
         formats.read_npz(path, ["a"])
     for shape, says in (
-        ((2**40,), "at the very most"),
-        ((50,), "promises 50 bytes and it ends after 5"),
+        ((2**40,), f"{2**40} bytes"),
+        ((50,), " 50 bytes.* 5"),
         ((4,), "has more"),
     ):
         header = io.BytesIO()

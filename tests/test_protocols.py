@@ -453,30 +453,30 @@ def test_noise_falls_short_of_its_share_only_where_a_drawn_label_happens_to_be_t
     ("name", "options", "says"),
     [
         ("single", {"epochs": 0}, "epochs=0"),
-        ("single", {"batch": 0}, "batch=0: .*whole number"),
-        ("warm_start", {"fraction": 0.0}, "fraction=0.0: set the share of the data that is seen first, between 0 and 1"),
-        ("warm_start", {"fraction": 1}, "fraction=1: set the share"),
+        ("single", {"batch": 0}, "batch=0:"),
+        ("warm_start", {"fraction": 0.0}, "fraction=0.0: .* between 0 and 1"),
+        ("warm_start", {"fraction": 1}, "fraction=1:"),
         ("warm_start", {"fraction": 0.01}, "fraction=0.01 of 40 samples is 0"),
         ("warm_start", {"fraction": 0.999}, "fraction=0.999 of 40 samples is 40"),
-        ("warm_start", {"epochs": [1, 2, 3]}, r"epochs=\[1, 2, 3\]: set two numbers"),
-        ("warm_start", {"epochs": 100}, "epochs=100: set two numbers"),
-        ("continual", {"chunks": 41}, "chunks=41: set a whole number from 1 to 40"),
-        ("continual", {"chunks": 0}, "chunks=0: set a whole number"),
-        ("continual", {"chunks": 2.5}, "chunks=2.5: set a whole number"),
-        ("continual", {"access": "none"}, "access='none': set \"full\""),
-        ("class_incremental", {"phases": 6}, "phases=6: set a whole number from 1 to 5"),
+        ("warm_start", {"epochs": [1, 2, 3]}, r"epochs=\[1, 2, 3\]: .* two"),
+        ("warm_start", {"epochs": 100}, "epochs=100: .* two"),
+        ("continual", {"chunks": 41}, "chunks=41: .*1 to 40"),
+        ("continual", {"chunks": 0}, "chunks=0: .*1 to 40"),
+        ("continual", {"chunks": 2.5}, "chunks=2.5: .*1 to 40"),
+        ("continual", {"access": "none"}, 'access=\'none\': .*"full".*"limited"'),
+        ("class_incremental", {"phases": 6}, "phases=6: .*1 to 5"),
         ("class_incremental", {"phases": 0}, "phases=0"),
-        ("permuted_pixels", {"tasks": 0}, "tasks=0: set a whole number, 1 or more"),
+        ("permuted_pixels", {"tasks": 0}, "tasks=0: .*1 or more"),
         ("random_labels", {"tasks": -1}, "tasks=-1"),
         ("random_labels", {"samples": 41}, "samples=41: numbers has 40 training samples"),
         ("random_labels", {"samples": 0}, "samples=0"),
         ("random_labels", {"samples": 0.5}, "samples=0.5"),
         ("class_pairs", {"tasks": 1.5}, "tasks=1.5"),
-        ("class_pairs", {"classes": 1}, "classes=1: numbers has 5, and a task needs at least 2"),
+        ("class_pairs", {"classes": 1}, "classes=1: numbers has 5, .* 2"),
         ("class_pairs", {"classes": 6}, "classes=6"),
-        ("label_noise", {"noise": [0.5]}, r"noise=\[0.5\], epochs=\[1, 2, 3\]: set a list of shares"),
-        ("label_noise", {"noise": [0.5, 1.5, 0]}, "set a list of shares in"),
-        ("label_noise", {"noise": [], "epochs": []}, "set a list of shares"),
+        ("label_noise", {"noise": [0.5]}, r"noise=\[0.5\], epochs=\[1, 2, 3\]: .* shares"),
+        ("label_noise", {"noise": [0.5, 1.5, 0]}, r"noise=\[0.5, 1.5, 0\]"),
+        ("label_noise", {"noise": [], "epochs": []}, r"noise=\[\]"),
         ("label_noise", {"noise": 0.5}, "noise=0.5"),
         ("label_noise", {"epochs": 10}, "epochs=10"),
     ],
@@ -524,7 +524,7 @@ def test_a_phase_that_cannot_be_tested_is_an_error_and_one_that_can_in_part_is_n
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_data_without_images_are_an_error(name: str) -> None:
-    with pytest.raises(ValueError, match=r"no samples|0 samples|1 to 0|no train samples|0 training samples"):
+    with pytest.raises(ValueError, match=r"no training samples|0 samples|1 to 0|no train samples|0 training samples"):
         stream_of(name, make_data(train=0))
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import replastic
 from replastic.options import OptionError
 from replastic.record import Record, find_runs
 from replastic.record import read as read_run
@@ -25,7 +27,7 @@ from replastic.runs import execute as in_this_process
 from replastic.runs.config import Experiment, parse, read
 from replastic.runs.run import Running
 from replastic.runs.spec import RunSpec, first_task_of, runs_of
-from replastic.runs.sweep import Local, OnRay, OnSlurm, Outcome, sweep
+from replastic.runs.sweep import Local, OnRay, OnSlurm, Outcome, local, sweep
 from replastic.runs.sweep.call import Call, perform
 
 
@@ -443,6 +445,14 @@ def test_a_job_that_has_to_make_room_goes_on_with_the_same_run(tmp_path: Path) -
 
     again = Job().checkpoint(call_of(parse(tiny(**ALONE)), "base", tmp_path))
     assert again.result().status == "finished"
+
+
+def test_workers_import_the_package_that_started_them_and_none_of_its_modules_by_a_short_name() -> None:
+    path = [str(local._PACKAGES)]  # the first of a worker's PYTHONPATH
+    found = PathFinder.find_spec("replastic", path)
+    assert found is not None
+    assert found.origin == replastic.__file__
+    assert PathFinder.find_spec("models", path) is None
 
 
 def test_workers_are_dealt_out_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

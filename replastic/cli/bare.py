@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ..listing import aligned
 from .doctor import report
 
 COMMANDS = (
@@ -44,7 +45,5 @@ def print_line(text: str) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of text in columns, as the console does outside a terminal."""
-    lines = [columns, *rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    for line in lines:
-        print_line("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for line in aligned([columns, *rows], left=len(columns)):
+        print_line(line)

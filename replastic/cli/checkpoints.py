@@ -161,7 +161,7 @@ class Fire(_OfCheckpoint):
         if done.wrong_checksums:
             print_text(f"wrong checksums, which stay wrong: {some(done.wrong_checksums)}")
         if done.checkpoint.beside:
-            print_text(f"no weights: {some(done.checkpoint.beside)}")
+            print_text(f"not weights: {some(done.checkpoint.beside)}")
         if done.momenta and done.out is not None:
             print_text(f"Reset the optimiser: its state was copied unchanged ({some(done.momenta)}).")
         if done.out is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..listing import some
 from ..units import original
-from ..weights.place import region_of
+from ..weights.place import memory, region_of
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -197,11 +197,6 @@ def as_loaded(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Tensor]:
 def plain(name: str) -> str:
     """A tensor's name in the uncompiled model, where torch.compile has wrapped the model or parts of it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod") or name
-
-
-def memory(parameter: Tensor) -> tuple[object, ...]:
-    """A key that is equal for parameters that share their memory, whether or not they are one object."""
-    return region_of(parameter), parameter.shape
 
 
 def moved(saved: Any, like: Any, device: torch.device) -> Any:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ..optim import as_one, check_clearable, check_will_clear, clear_state_
 from ..units import FROZEN, Example, Tap, UnitGroup, Units, find_units, original, reset_checked_, written
 from ..units.trace import untouched
+from ..weights.place import memory
 from ..weights.sharded import check_unsharded
 from .checks import (
     acts_in_steps,
@@ -36,7 +37,7 @@ from .checks import (
     trains_of,
     warn_of_untrained,
 )
-from .fresh import built_like, first_weights, memory, reinitialised, seeded, trainable
+from .fresh import built_like, first_weights, reinitialised, seeded, trainable
 from .method import Method
 from .missed_calls import MissedCalls
 from .resume import resume_from, state_of

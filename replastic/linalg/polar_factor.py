@@ -34,7 +34,6 @@ class PolarOptions:
     steps: int = 10  # of "published", at most MAX_STEPS; other methods choose the number themselves
     coefficients: str | Coefficients = "cubic"
     rank: RankPolicy = "partial"
-    rank_tolerance: float | None = None  # sigma/sigma_max at or below which a direction is null; None: see `tolerance`
     precision: Precision | None = None  # of float32 products on CUDA in "published"; None: torch's own setting
 
     def __post_init__(self) -> None:
@@ -59,27 +58,13 @@ class PolarOptions:
                 raise ValueError(f"coefficients={own!r}: pass a name or three numbers, as in (1.5, -0.5, 0.0)")
             if not _stays_bounded(own, self.steps):
                 raise ValueError(f"coefficients={own!r} diverge in {self.steps} steps: (1.5, -0.5, 0.0) do not")
-        if self.rank_tolerance is not None and not 0 <= self.rank_tolerance < 1:
-            raise ValueError(f"rank_tolerance={self.rank_tolerance}: pass a share of the largest singular value, as in 1e-6")
-        if self.method == "published" and (self.rank, self.rank_tolerance) != ("partial", None):
-            raise ValueError('method="published" does not look at ranks: rank and rank_tolerance belong to method="exact"')
+        if self.method == "published" and self.rank != "partial":
+            raise ValueError('method="published" does not look at ranks: rank belongs to method="exact"')
         if self.method != "published" and (self.steps, self.coefficients, self.precision) != (10, "cubic", None):
             raise ValueError(
                 f'method="{self.method}" takes as many steps as it needs: steps, coefficients and precision belong to '
                 'method="published"'
             )
-
-    def tolerance(self, dtype: torch.dtype, m: int) -> float:
-        """Default rank tolerance: the rounding noise of the storage. In float64 this is numpy's m·eps. Float32 noise
-        does not grow with m relative to sigma_max, and m·eps would call well-resolved directions null: there it is 4·eps.
-        Half precision is converted to float32, in which every direction that is not exactly null counts.
-
-        On CUDA from n = 768 on, where no route computes single singular values, directions between 1e-7 and this
-        tolerance may not count as null.
-        """
-        if self.rank_tolerance is not None:
-            return self.rank_tolerance
-        return torch.finfo(dtype).eps * (m if dtype == torch.float64 else 4)
 
     def scratch_bytes(self, m: int, n: int, device: torch.device, dtype: torch.dtype) -> int:
         """Bytes of scratch that one m x n matrix needs, counted from the buffers the routes hold at once."""
@@ -108,7 +93,7 @@ class PolarInfo:
         notes = [
             f"{int(count)} {what}"
             for count, what in (
-                (self.zero.sum(), "all-zero and left alone"),
+                (self.zero.sum(), "all-zero, unchanged"),
                 (self.redone.sum(), "redone by a safer route"),
                 ((self.null_directions > 0).sum(), f"rank-deficient ({self.options.rank})"),
             )
@@ -146,7 +131,6 @@ def polar(
     steps: int = 10,
     coefficients: str | Coefficients = "cubic",
     rank: RankPolicy = "partial",
-    rank_tolerance: float | None = None,
     precision: Precision | None = None,
     budget: int = DEFAULT_BUDGET,
 ) -> Tensor:
@@ -162,15 +146,13 @@ def polar(
 
     rank: what happens to a null direction (singular value zero) in "exact": it stays null ("partial", the canonical polar
         factor), is filled to a full isometry ("complete"), or is an error ("raise").
-    rank_tolerance: share of the largest singular value at or below which a direction is null. A tolerance that is set here
-        needs the SVD, which is slower.
     budget: bytes of scratch memory to stay within, unless a single matrix needs more.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -0.1]]))
     tensor([[ 1.,  0.],
             [ 0., -1.]])
     """
-    options = PolarOptions(method, steps, coefficients, rank, rank_tolerance, precision)
+    options = PolarOptions(method, steps, coefficients, rank, precision)
     return polar_with_info(matrix, options, budget=budget)[0]
 
 
@@ -246,9 +228,9 @@ def _fast_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int
 
 
 def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, int]]) -> BatchResult:
-    tolerance = options.tolerance(w.dtype, w.shape[-2])
+    tolerance = _rank_tolerance(w.dtype, w.shape[-2])
     null: dict[int, int] = {}
-    if w.dtype == torch.float64 or options.rank_tolerance is not None:
+    if w.dtype == torch.float64:
         divisor, units = norms_in_range(w)
         norm = (divisor * units).clamp_max(torch.finfo(torch.float64).max)
         w = w / units.to(w.dtype)[:, None, None]
@@ -274,6 +256,17 @@ def _exact_batch(w: Tensor, options: PolarOptions, sizes: Sequence[tuple[int, in
             'rank="partial" to keep their null space, or rank="complete" to fill it'
         )
     return BatchResult(factor, _sums(norm, before, factor), tuple(redone), null)
+
+
+def _rank_tolerance(dtype: torch.dtype, m: int) -> float:
+    """sigma/sigma_max at or below which a direction is null: the rounding noise of the storage.
+
+    In float64 this is numpy's m·eps. Float32 noise does not grow with m relative to sigma_max, and m·eps would call
+    well-resolved directions null: there it is 4·eps. Half precision is converted to float32, in which every direction that
+    is not exactly null counts. On CUDA from n = 768 on, where no route computes single singular values, directions between
+    1e-7 and this tolerance may not count as null.
+    """
+    return torch.finfo(dtype).eps * (m if dtype == torch.float64 else 4)
 
 
 def _sums(norm: Tensor, before: Tensor, factor: Tensor) -> Tensor:

@@ -186,11 +186,11 @@ class _Rows:
         blocks: list[_Block] = []
         for weight in unfolded:
             parameter = parameters[weight.parameter]
-            nobody = torch.full(parameter.shape, float(self.units), dtype=torch.float64, device=parameter.device)
+            no_unit = torch.full(parameter.shape, float(self.units), dtype=torch.float64, device=parameter.device)
             values = weight.read(parameter.detach()).double().abs()
             values = values.reshape(-1, values.shape[-1]) ** self.p
-            owners = weight.read(made.get(id(parameter), nobody)).reshape(values.shape)[:, 0].long()
-            reads = weight.read(read.get(id(parameter), nobody)).reshape(values.shape).long()
+            owners = weight.read(made.get(id(parameter), no_unit)).reshape(values.shape)[:, 0].long()
+            reads = weight.read(read.get(id(parameter), no_unit)).reshape(values.shape).long()
             columns, where = reads.unique(return_inverse=True)
             powers = values.new_zeros(len(values), len(columns)).scatter_add(1, where, values)
             blocks.append(_Block(powers, owners, columns))
@@ -205,8 +205,8 @@ class _Rows:
             for marks, slots in ((made, group.makers), (read, group.readers)):
                 for slot in slots:
                     tensor = slot.tensor(probe.model)
-                    nobody = torch.full(tensor.shape, float(self.units), dtype=torch.float64, device=tensor.device)
-                    view = slot.view(marks.setdefault(id(tensor), nobody))
+                    no_unit = torch.full(tensor.shape, float(self.units), dtype=torch.float64, device=tensor.device)
+                    view = slot.view(marks.setdefault(id(tensor), no_unit))
                     mine = slot.spread(slot.units >= 0, view)
                     view.copy_(torch.where(mine, slot.spread((slot.units + first).to(view), view), view))
             first += group.size

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..learner import Learner, Task
-from ..learner.fresh import built_like, memory, reinitialised, seeded
+from ..learner.fresh import built_like, reinitialised, seeded
 from ..learner.task import outputs_of
 from ..listing import aligned
 from ..units import original
+from ..weights.place import memory
 
 _ENDLESS = 100_000  # batches of one pass, beyond which the mean loss is not computed
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..learner.fresh import check_not_shared, memory, named_tensors, plain, seeded, trainable
+from ..learner.fresh import check_not_shared, named_tensors, plain, seeded, shape_difference, trainable
 from ..linalg.polar_factor import work_dtype
 from ..linalg.products import Precision, float32_convolutions, float32_precision
 from ..units import Example, UnitGroup, Units, find_units, original
@@ -20,6 +20,7 @@ from ..units.kinds import channels_last, has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import Where, select
 from ..weights.inventory import WeightMatrix
+from ..weights.place import memory
 from .batch import arguments, count_samples, inputs_and_targets, shown
 from .not_measurable import NotApplicable as NotApplicable
 from .not_measurable import NotMeasurable as NotMeasurable
@@ -206,12 +207,9 @@ class Probe:
             theirs = named_tensors(given)
         else:
             theirs = {plain(name): tensor for name, tensor in given.items() if isinstance(tensor, Tensor)}
-        here, there = ({name: tuple(tensor.shape) for name, tensor in held.items()} for held in (mine, theirs))
-        other = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
-        if other is not None:
+        if difference := shape_difference(mine, theirs):
             raise NotMeasurable(
-                f"reference is a different model: {other!r} is {there.get(other, 'missing')} there and "
-                f"{here.get(other, 'missing')} here. Pass this model at another time, or its state dict, with the same names"
+                f"reference is a different model: {difference} here. Pass this model at another time, or its state dict"
             )
         try:  # frozen parameters may be shared: they do not change
             check_not_shared({name: tensor for name, tensor in mine.items() if tensor.requires_grad}, theirs, "reference")

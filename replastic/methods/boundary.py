@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..learner.checks import check_placed
-from ..learner.fresh import memory, plain
+from ..learner.fresh import plain
 from ..listing import aligned
 from ..optim import as_list, check_clearable, clear_state_
 from ..units import original
 from ..weights import LeftAlone
 from ..weights.inventory import WeightMatrix
 from ..weights.layers import is_lazy
+from ..weights.place import memory, place_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -100,7 +101,7 @@ class BoundaryReport:
         lines += [f"first weights: {self.source}"] if self.source else []
         forgot = f"{self.cleared_by}, whose state of {len(self.cleared)} of them was cleared"
         lines += [f"optimizer: {forgot if self.cleared_by else 'none was passed'}"] if count else []
-        return "\n".join([*lines, *(f"left alone: {one.name} {one.shape}: {one.reason}" for one in self.left_alone)])
+        return "\n".join([*lines, *(f"skipped: {one.name} {one.shape}: {one.reason}" for one in self.left_alone)])
 
 
 class Written(NamedTuple):
@@ -178,24 +179,17 @@ def optimizer_entries(model: nn.Module, written: Iterable[Written], optimizer: O
 
 
 def check_finite(tensors: Mapping[str, Tensor], advice: str) -> None:
-    """Raise if a tensor has NaN or infinite entries; `advice` ends the message."""
-    refuse_not_finite(not_finite(tensors), advice)
-
-
-def refuse_not_finite(names: Iterable[str], advice: str) -> None:
-    """Raise if there is a name."""
-    bad = list(dict.fromkeys(names))
+    """Raise if a tensor has NaN or infinite entries, wherever it lives; `advice` ends the message."""
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() or tensor.is_complex()}
+    placed = {name: place for name, tensor in floats.items() if (place := place_of(tensor)) is not None}
+    own = [tensor.detach() for name, tensor in floats.items() if name not in placed]
+    # One call and one synchronisation for all. Finite weights can overflow a norm, so only a finite one is proof.
+    if not placed and (not own or torch.nn.utils.get_total_norm(own).isfinite()):
+        return
+    values = ((name, placed[name].gather() if name in placed else tensor) for name, tensor in floats.items())
+    bad = [name for name, value in values if not value.isfinite().all()]
     if bad:
         raise ValueError(f"{', '.join(bad[:5])}{' and more' if len(bad) > 5 else ''}: NaN or infinite entries{advice}")
-
-
-def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of tensors with NaN or infinite entries."""
-    floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point() or tensor.is_complex()}
-    # One call and one synchronisation for all. Finite weights can overflow a norm, so only a finite one is proof.
-    if not floats or torch.nn.utils.get_total_norm(list(floats.values())).isfinite():
-        return []
-    return [name for name, tensor in floats.items() if not tensor.isfinite().all()]
 
 
 def frozen_parameters(model: nn.Module) -> list[LeftAlone]:

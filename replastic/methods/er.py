@@ -109,11 +109,9 @@ class ER(Method):
 
     def _ascend(self, learner: Learner, inputs: Tensor) -> None:
         self._listen(learner)
-        model = original(learner.model)
-        statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
         assert self._tap is not None
         with learner.quiet(), self._tap.listening():
-            torch.func.functional_call(model, statistics, (inputs,))
+            original(learner.model)(inputs)
             features = [self._tap.activations(name) for name in self._tap.groups]
             self._tap.clear()
             if not all(bool(feature.isfinite().all()) for feature in features):

@@ -42,10 +42,9 @@ from ..linalg.polar_factor import Method as PolarMethod
 from ..linalg.polar_factor import PolarOptions, RankPolicy
 from ..linalg.products import Precision
 from ..weights import LeftAlone, Selection, Where, select
-from ..weights.place import place_of
 from ..weights.project import Figures, project_
 from ..weights.sharded import check_no_fsdp
-from .boundary import BoundaryReport, Optimizers, not_finite, optimizer_entries, refuse_not_finite, written_parts
+from .boundary import BoundaryReport, Optimizers, check_finite, optimizer_entries, written_parts
 from .first_weights import Initial, Seed
 from .reset import biases as biases_of
 from .reset import planned_reset
@@ -96,7 +95,7 @@ class FireReport:
             shape = f"{layer.matrices} x {layer.shape[0]}x{layer.shape[1]}"
             numbers = f"{layer.dfi_before:>14.3g}  {layer.dfi_after:>8.2g}  {layer.sfe:>9.3g}  {layer.sfe_normalised:>8.3g}"
             lines.append(f"{layer.name:<{width}}  {shape:>16}  {numbers}  {layer.note}".rstrip())
-        lines += [f"left alone: {weight.name} {weight.shape}: {weight.reason}" for weight in self.left_alone]
+        lines += [f"skipped: {weight.name} {weight.shape}: {weight.reason}" for weight in self.left_alone]
         lines += [str(self.biases)] if self.biases is not None else []
         return "\n".join(lines)
 
@@ -136,12 +135,13 @@ def fire_(
     >>> [layer.name for layer in report.layers], all(layer.dfi_after < 1e-10 for layer in report.layers)
     (['0.weight', '2.weight'], True)
     """
-    options = PolarOptions(method, steps, coefficients, rank, None, precision)
+    options = PolarOptions(method, steps, coefficients, rank, precision)
     if options.rank == "raise":
         raise ValueError('fire_ changes all or nothing: use rank="partial" or "complete", or check with linalg.polar')
     check_no_fsdp(model)  # other DTensors are refused if they are selected
     selection = select(model, where, elsewhere=True)
-    _check_finite(selection)
+    tensors = {one.name.partition(":")[0]: one.parameter for one in selection.chosen}
+    check_finite(tensors, ", which have no nearest isometry: reload these weights, or leave them out with where=...")
     entries = optimizer_entries(model, written_parts(selection.chosen), optimizer, every=True)
     reset_biases = None
     if biases:
@@ -206,7 +206,7 @@ def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options:
     plural = "s" if figures.null_directions > 1 else ""
     remarks = {
         f"same tensor as {', '.join(others)}": others,
-        f"{figures.zero} all-zero, left alone": figures.zero,
+        f"{figures.zero} all-zero, unchanged": figures.zero,
         f"{figures.null_directions} null direction{plural}, {options.rank}": figures.null_directions,
         f"{figures.redone} by a safer route": figures.redone,
         "inf: beyond float64": math.inf in (figures.dfi_before, figures.sfe, figures.sfe_normalised),
@@ -222,11 +222,3 @@ def _layer_report(name: str, others: tuple[str, ...], figures: Figures, options:
         sfe_normalised=figures.sfe_normalised,
         note="; ".join(remark for remark, holds in remarks.items() if holds),
     )
-
-
-def _check_finite(selection: Selection) -> None:
-    placed = {id(one.parameter): one for one in selection.chosen if place_of(one.parameter) is not None}
-    own = {one.name: one.parameter for one in selection.chosen if id(one.parameter) not in placed}
-    bad = [*not_finite(own), *(one.name for one in placed.values() if not one.whole().isfinite().all())]
-    advice = ", which have no nearest isometry: reload these weights, or leave them out with where=..."
-    refuse_not_finite((name.partition(":")[0] for name in bad), advice)

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from ..learner import Learner, Method, Task
 from ..learner.checks import check_precise
-from ..learner.fresh import memory, named_tensors, trainable
+from ..learner.fresh import named_tensors, trainable
 from ..weights import Where
+from ..weights.place import memory
 from ..weights.sharded import check_unsharded
 from .boundary import (
     BoundaryReport,

@@ -42,12 +42,13 @@ from torch import Tensor, nn
 
 from ..learner import Learner, Method, Task
 from ..learner.checks import check_precise
-from ..learner.fresh import memory, plain
+from ..learner.fresh import plain
 from ..linalg import many
 from ..linalg.polar_factor import work_dtype
 from ..units import Example, original
 from ..units.chain import Link, links
 from ..weights.layers import NORMS
+from ..weights.place import memory
 from ..weights.sharded import check_unsharded
 from .kept import Kept
 from .reset import head_layers

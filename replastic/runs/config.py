@@ -118,7 +118,7 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
     except OSError as problem:
         raise OptionError(f"{path}: {problem.strerror or problem}; pass the path of an experiment's TOML file") from problem
     except UnicodeDecodeError as problem:
-        raise OptionError(f"{path} is no text in UTF-8: pass the path of an experiment's TOML file") from problem
+        raise OptionError(f"{path} is not UTF-8 text: pass the path of an experiment's TOML file") from problem
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:  # also numbers of thousands of digits, and lists in each other
@@ -320,5 +320,5 @@ def _change(table: dict[str, Any], change: str) -> None:
     for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise OptionError(f"--set {change!r}: {part} is no table of the file")
+            raise OptionError(f"--set {change!r}: {part} is not a table of the file")
     table[path[-1]] = value

@@ -152,5 +152,5 @@ def check_out(out: str | Path) -> None:
     for place in (Path(out), *Path(out).parents):
         if place.exists():
             if not place.is_dir():
-                raise OptionError(f"--out {out}: {place} is no folder; pass a folder, which may be new")
+                raise OptionError(f"--out {out}: {place} is not a folder: pass a folder, which may be new")
             return

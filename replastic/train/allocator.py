@@ -1,4 +1,4 @@
-"""Keep memory that was freed: what a step frees, the next one needs again."""
+"""Stop glibc from returning freed memory to the system, because the next training step allocates it again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NEVER = 2**30  # bytes
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Have glibc keep large blocks for the next time, in this process from now on; whether that could be done.
+    """Let glibc keep large blocks that were freed, for the rest of this process; returns whether it can.
 
-    By default it gives them back to the system, which hands them out again zeroed, page by page as they are touched. A
-    training step on a CPU allocates all its activations anew: half of a small network's step is spent in page faults.
+    By default it returns them to the system, which zeroes each page when it is used again. A training step on a CPU
+    allocates all its activations, so half of a small network's step would be spent in page faults.
     """
     if not sys.platform.startswith("linux"):
         return False

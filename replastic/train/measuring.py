@@ -42,10 +42,10 @@ class Measuring:
     classes: samples of "all" classes of the task, or of the "new" ones, which no earlier task had; only the protocol
         "class_incremental" knows the latter.
     mode: how batch norms and dropout behave: "eval", as the network is used, or "train", as it is trained.
-    spectrum: also the Hessian's spectrum, as nodes and weights of a quadrature of so many, with the resolution of the nodes
-        where it is coarser than half the default epsilon; 0: not.
-    slice: also the loss on a grid of so many by so many points around the weights, along the top two eigenvectors of the
-        Hessian, up to `radius` times a unit vector; 0: not.
+    spectrum: also record the Hessian's spectrum, as this number of nodes and weights of a quadrature, and the resolution of
+        the nodes if it is coarser than half the default epsilon; 0: do not.
+    slice: also record the loss on a square grid with this number of points on a side, around the weights along the top two
+        eigenvectors of the Hessian, up to `radius` times a unit vector; 0: do not.
 
     What cannot be measured at a moment, such as an eigenvalue that does not converge, is recorded with its reason under
     "not_measured", and training continues. A measure that does not apply to the model is an error.

@@ -50,11 +50,6 @@ class WeightMatrix:
             return PlacedStack(place, layout.view, view, layout.out_axes, layout.in_axes)
         return MatrixStack(view, layout.out_axes, layout.in_axes)
 
-    def whole(self) -> Tensor:
-        """The whole parameter, including the other parts of a fused weight; a copy if it lives elsewhere."""
-        place = place_of(self.parameter)
-        return self.parameter.detach() if place is None else place.gather()
-
     @property
     def scale(self) -> float:
         """The factor of an isometry in FIRE: sqrt(out/in), divided by the kernel's area (appendix C)."""

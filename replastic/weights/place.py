@@ -64,6 +64,11 @@ def region_of(tensor: Tensor) -> Region:
     return Region(tensor.device, start, start + (last + 1) * tensor.itemsize)
 
 
+def memory(parameter: Tensor) -> tuple[object, ...]:
+    """A key that is equal for parameters that share their memory and have one shape, whether or not they are one object."""
+    return region_of(parameter), parameter.shape
+
+
 class PlacedStack(MatrixStack):
     """The matrices of a weight that lives in a `Place`. `view` is on the meta device and only has their shape.
 

@@ -74,8 +74,7 @@ class SpectralDensity:
         """The share of the density outside [-ε, ε], smoothed with a fixed variance: a fraction between 0 and 1.
 
         The paper of L2-ER calls it "normalised ε-rank" and defines it as a count (see `epsilon_rank`) divided by P. Its
-        released
-        code reports larger values, because its Gaussians widen with the range: see `epsilon_mass_as_released`.
+        released code reports larger values, because its Gaussians widen with the range: see `epsilon_mass_as_released`.
         """
         self._check_epsilon(epsilon, math.sqrt(variance))
         width = math.sqrt(2 * variance)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...learner.fresh import memory, plain
+from ...learner.fresh import plain
 from ...units import original
 from ...units.kinds import affine, has_rows_and_columns
+from ...weights.place import memory
 from ..batch import arguments
 from ..probe import Probe
 from ..range import power_of_two

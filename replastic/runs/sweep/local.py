@@ -22,7 +22,7 @@ from .call import Call, Outcome, killed
 from .engine import Engine
 
 _PATIENCE = 10  # seconds in which a thread notices that its worker is gone
-_PACKAGES = Path(__file__).resolve().parents[2]  # where workers find this package, installed or not
+_PACKAGES = Path(__file__).resolve().parents[3]  # where workers find this package, installed or not
 
 
 class Local(Engine):

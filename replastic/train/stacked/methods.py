@@ -1,7 +1,7 @@
-"""What acts in every step, for many members of a `Stack` at once: SGD, L2, Continual Backpropagation and ER.
+"""The optimiser and methods that act in every step, for many members of a `Stack` at once: SGD, L2, CBP and ER.
 
-Each does what it does in a learner of its own, in the same order and with the same random draws; a test holds one
-against the other. Methods that act only at boundaries are not here: those act on each learner as they are.
+Each acts as in a separate learner, in the same order and with the same random draws; a test compares the two. Methods that
+act only at boundaries need no stacked form, because they act on each learner.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Member:
 
 
 def check_methods(methods: Sequence[Method]) -> None:
-    """Raise unless all that a learner's methods do in a step can be done for many at once."""
+    """Raise unless a stack supports all methods of a learner that act in steps."""
     ours = [method for method in methods if type(method) in (L2, CBP, ER)]
     for method in methods:
         kind = type(method)
         in_steps = method.overrides("penalty") or method.overrides("after_step")
         if in_steps and not any(method is known for known in ours):
             raise TypeError(
-                f"{kind.__name__} acts in every step, and a stack knows how to do that for L2, ER and CBP alone: "
-                "leave this learner out of the stack and train it by itself"
+                f"{kind.__name__} acts in every step, and a stack supports only L2, ER and CBP there: train this learner on "
+                "its own"
             )
     order = [type(method) for method in ours if not isinstance(method, L2)]
     if order not in ([], [CBP], [ER], [CBP, ER]):
         listed = ", ".join(kind.__name__ for kind in order)
         raise ValueError(
-            f"methods {listed}: a stack does at most one CBP and then at most one ER after each step. "
-            "Give them so, or train this learner by itself"
+            f"methods {listed}: a stack applies at most one CBP, and then at most one ER, after each step: use this order, "
+            "or train this learner on its own"
         )
 
 
@@ -62,7 +62,7 @@ def acting(members: Iterable[Member], kind: type[M]) -> list[tuple[Member, M]]:
 
 
 def rows_of(members: Sequence[Member], device: torch.device) -> Rows:
-    """Neighbours as a slice, of which nothing need be copied; others by their numbers."""
+    """The members' rows: a slice if they are neighbours, which needs no copy, else their numbers."""
     rows = [member.row for member in members]
     if rows == list(range(rows[0], rows[0] + len(rows))):
         return slice(rows[0], rows[0] + len(rows))
@@ -70,12 +70,12 @@ def rows_of(members: Sequence[Member], device: torch.device) -> Rows:
 
 
 def column(values: Tensor, like: Tensor) -> Tensor:
-    """One number a member, (members,), ready to be multiplied with a tensor of theirs, (members, *shape)."""
+    """One number for each member, (members,), in a shape that multiplies their tensor (members, *shape)."""
     return values.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
 
 
 class StackedL2:
-    """λ θ, a λ for each member, added to gradients."""
+    """L2: adds λ θ to gradients, with a λ for each member."""
 
     def __init__(self, members: Sequence[Member], like: Tensor) -> None:
         strengths: dict[Member, float] = {}
@@ -87,10 +87,10 @@ class StackedL2:
         self.of_all = torch.tensor([strengths.get(member, 0.0) for member in members], dtype=like.dtype, device=like.device)
 
     def added(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Gradients with λ θ; those that were given may be written to."""
+        """The gradients plus λ θ, which may be written in place."""
         if self.rows is None:
             return gradients
-        if torch.compiler.is_compiling():  # a part that is written to would have to be in memory first
+        if torch.compiler.is_compiling():  # in-place writes to a part would have to store the gradient first
             return [
                 torch.addcmul(g, weight, column(self.of_all, weight)) for g, weight in zip(gradients, weights, strict=True)
             ]
@@ -102,9 +102,9 @@ class StackedL2:
 
 
 class StackedSGD:
-    """One step of every member's SGD, with rates, momenta and decays of their own, (members, parameters).
+    """Steps of all members' SGD, each with its own rates, momenta and decays, (members, parameters).
 
-    While it lasts the momenta in the optimisers' state are rows of what is here; `finish` gives them back.
+    Until `finish`, the momenta in the optimisers' state are rows of the stacked buffers.
     """
 
     def __init__(self, members: Sequence[Member], trained: Weights, clip: float | None) -> None:
@@ -127,19 +127,19 @@ class StackedSGD:
     def _lend(self, learner: Learner, name: str, row: Tensor) -> None:
         state = learner.optimizer.state[original(learner.model).get_parameter(name)]
         own = state.get("momentum_buffer")
-        own = torch.zeros_like(row) if own is None else own  # SGD's first step gives what a step from zero gives
+        own = torch.zeros_like(row) if own is None else own  # the same as SGD's first step
         state["momentum_buffer"] = row.copy_(own)
         self.own.append((state, own, row))
 
     @property
     def plain(self) -> bool:
-        """Neither momentum nor decay."""
+        """Whether there is neither momentum nor decay."""
         return not self.decaying and self.buffers is None
 
     def step_(self, gradients: Sequence[Tensor], norms: Tensor | None = None) -> None:
-        """Gradients are of the loss alone, (members, *shape) each, and are written to.
+        """Make a step. gradients: of the loss alone, (members, *shape) each; they are overwritten.
 
-        norms: (members, 1), of gradients and L2's part together, if they are known.
+        norms: (members, 1), of the gradients of loss and L2 together, if they are known.
         """
         gradients = self.l2.added(gradients, self.weights)
         shrink = self._clipping(gradients, norms)
@@ -151,14 +151,14 @@ class StackedSGD:
             weight.addcmul_(gradient, column(factors[:, number], weight))
 
     def _clipping(self, gradients: Sequence[Tensor], norms: Tensor | None) -> Tensor | None:
-        """(members, 1): by what torch.nn.utils.clip_grad_norm_ would multiply each member's gradients."""
+        """(members, 1): the factors by which torch.nn.utils.clip_grad_norm_ would multiply each member's gradients."""
         if self.clip is None:
             return None
         known = _norms(gradients) if norms is None else norms
         return (self.clip / (known + _EPSILON)).clamp(max=1)
 
     def _directed(self, number: int, gradient: Tensor, shrink: Tensor | None) -> Tensor:
-        """The clipped gradient with decay, and what momentum makes of it."""
+        """The clipped gradient with decay and momentum."""
         if shrink is not None:
             gradient.mul_(column(shrink, gradient))
         if self.decaying:
@@ -173,22 +173,22 @@ class StackedSGD:
 
 
 def _norms(gradients: Sequence[Tensor]) -> Tensor:
-    """(members, 1): of each member's gradients together."""
+    """(members, 1): the norm of each member's gradients together."""
     each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
     return torch.linalg.vector_norm(torch.stack(each, 1), dim=1, keepdim=True)
 
 
 def check_optimizer(learner: Learner) -> None:
-    """Raise unless it is SGD as a stack does it."""
+    """Raise unless it is SGD with settings that a stack supports."""
     kind = type(learner.optimizer)
     if kind is not torch.optim.SGD:
-        raise TypeError(f"a stack trains with torch.optim.SGD, and a learner has {kind.__name__}: train that one by itself")
+        raise TypeError(f"a stack trains with torch.optim.SGD, but a learner has {kind.__name__}: train it on its own")
     for group in learner.optimizer.param_groups:
         for option in ("nesterov", "dampening", "maximize"):
             if group[option]:
                 raise ValueError(
-                    f"SGD({option}={group[option]}): a stack does SGD with lr, momentum and weight_decay alone. Leave "
-                    f"{option} out, or train this learner by itself"
+                    f"SGD({option}={group[option]}): a stack supports only lr, momentum and weight_decay: leave {option} "
+                    "out, or train this learner on its own"
                 )
     for name, parameter in original(learner.model).named_parameters():
         if parameter.requires_grad:
@@ -200,17 +200,17 @@ def _settings(learner: Learner, name: str) -> Mapping[str, Any]:
     for group in learner.optimizer.param_groups:
         if any(held is parameter for held in group["params"]):
             return group
-    raise ValueError(f"no optimiser trains {name!r}: give it to one, or freeze it with requires_grad_(False)")
+    raise ValueError(f"no optimiser trains {name!r}: pass it to one, or freeze it with requires_grad_(False)")
 
 
 def _table(settings: Sequence[Sequence[Mapping[str, Any]]], key: str, like: Tensor) -> Tensor:
-    """(members, parameters), without waiting for rates that lie on the device."""
+    """(members, parameters): one setting of all groups, without waiting for rates that are on the device."""
     entries = [[torch.as_tensor(group[key], dtype=like.dtype, device=like.device) for group in row] for row in settings]
     return torch.stack([torch.stack(row) for row in entries])
 
 
 class StackedCBP:
-    """Utilities and ages of all members' units in the step; the few replacements between steps, by each learner itself."""
+    """CBP: utilities and ages of all members' units within the step; each learner replaces its few units between steps."""
 
     def __init__(self, model: nn.Module, weights: Weights, found: Sequence[tuple[Member, CBP]]) -> None:
         self.found, self.weights = found, weights
@@ -219,8 +219,8 @@ class StackedCBP:
         for member, method in found:
             if [g.name for g in method.units(member.learner)] != [g.name for g in self.groups]:
                 raise ValueError(
-                    f"CBP sees other hidden units in learner {member.row} than in learner {found[0][0].row}: "
-                    "give all of them the same example=, or none"
+                    f"CBP finds different hidden units in learner {member.row} and in learner {found[0][0].row}: "
+                    "pass the same example= to all, or none"
                 )
         self.rows = rows_of([member for member, _ in found], first.device)
         self.tap = Tap(model, self.groups, compiled=False)
@@ -231,25 +231,25 @@ class StackedCBP:
         self.fresh = torch.tensor([[1 - method.decay] for _, method in found]).to(self.utility)  # a step's share in it
 
     def activity(self) -> Tensor:
-        """(channels that the groups' readers read,): mean |h| in the pass that was just made, of one member."""
+        """(channels that the groups' readers read,): mean |h| in one member's last pass."""
         seen = torch.cat([self.tap.mean_abs_by_channel(group.name) for group in self.groups]).float()
         self.tap.clear()
         return seen
 
     def observe(self, activity: Tensor) -> None:
-        """Utilities and ages after a step; activity: (all members, channels), of the step's own pass."""
+        """Update utilities and ages after a step; activity: (all members, channels), of its forward pass."""
         held = {f"model.{name}": self.weights[name][self.rows] for name in self._readers}
         found = torch.vmap(lambda weights, seen: functional_call(self._contributions, weights, (seen,)))
         self.utility.lerp_(found(held, activity[self.rows]), self.fresh)
         self.age.add_(1)
 
     def replace(self) -> None:
-        """Replace the units that are due; which, and how many, is known without looking at the device."""
+        """Replace the units that are due; their number is known without waiting for the device."""
         for (member, method), utility, age in zip(self.found, self.utility, self.age, strict=True):
             method.replace(member.learner, utility, age)
 
     def finish(self) -> None:
-        """Give the methods what has become of their state."""
+        """Write the methods' state."""
         self.tap.close()
         for number, (_, method) in enumerate(self.found):
             method.state["utility"].copy_(self.utility[number])
@@ -257,7 +257,7 @@ class StackedCBP:
 
 
 class _Contributions(nn.Module):
-    """What every unit contributes, as a module, so that functional_call can give it other weights."""
+    """The contributions of all units, as a module, so that functional_call can use other weights."""
 
     def __init__(self, model: nn.Module, groups: Sequence[Any]) -> None:
         super().__init__()
@@ -269,10 +269,10 @@ class _Contributions(nn.Module):
 
 
 class StackedER:
-    """Effective-rank steps: members that are due in the same step take it together.
+    """ER: effective-rank steps, together for all members for which one is due.
 
-    The inputs since the last one are gathered when they are needed, from the order in which the epoch went through them;
-    what is left at the end of an epoch goes to the methods' state, where the next one finds it.
+    The inputs since a member's last such step are gathered from the order of the epoch's samples. Those left at the end of
+    an epoch are stored in the methods' state, for the next epoch.
     """
 
     def __init__(
@@ -287,11 +287,11 @@ class StackedER:
         self.layers = [tuple(g.name for g in dense_groups(member.learner, method.layers)) for member, method in found]
         groups = {g.name: g for member, method in found for g in dense_groups(member.learner, method.layers)}
         self.tap = Tap(model, list(groups.values()), detach=False, on=False, compiled=False)
-        self.waiting = [len(method.state["inputs"]) for _, method in found]  # steps whose inputs are yet to be used
-        self.used = [0] * len(found)  # samples of this epoch that are behind the last effective-rank step
+        self.waiting = [len(method.state["inputs"]) for _, method in found]  # steps whose inputs were not used yet
+        self.used = [0] * len(found)  # samples of this epoch before the last effective-rank step
 
     def after_step(self, seen: int) -> None:
-        """Take the steps that are due; seen: the samples of this epoch that have been learnt from."""
+        """Make the steps that are due; seen: the number of samples so far in this epoch."""
         together: dict[tuple[int, tuple[str, ...]], list[tuple[int, Tensor]]] = {}
         for number, (_, method) in enumerate(self.found):
             self.waiting[number] += 1
@@ -320,11 +320,11 @@ class StackedER:
 
         with self.tap.listening():
             found = torch.vmap(features)(held, inputs)  # of each layer (members, samples, units)
-        for member in members if draw else ():  # ER alone draws a seed for its pass: what is drawn next must be the same
+        for member in members if draw else ():  # as ER does in a separate learner, for its pass
             torch.randint(2**62, (), generator=member.learner.generator, device=inputs.device)
         trained = {name: weight for name, weight in held.items() if weight.requires_grad}
         finite = torch.stack([feature.isfinite().flatten(1).all(1) for feature in found]).all(0)
-        if not bool(finite.all()):  # members that have diverged have no rank, and their losses say so
+        if not bool(finite.all()):  # members that have diverged have no rank; their losses show it
             well = [number for number, is_finite in zip(numbers, finite.tolist(), strict=True) if is_finite]
             if well:
                 self._ascend(layers, well, inputs[finite], draw=False)
@@ -338,7 +338,7 @@ class StackedER:
                     self.weights[name][rows] += column(rates, gradient) * gradient
 
     def finish(self, seen: int) -> None:
-        """Leave what is yet to be used with the methods, a tensor for each step."""
+        """Store the inputs that were not used yet in the methods' state, one tensor for each step."""
         self.tap.close()
         for number, (member, method) in enumerate(self.found):
             batches = self.orders[member.row, self.used[number] : seen].split(self.tasks[member.row].batch_size)
@@ -346,6 +346,6 @@ class StackedER:
 
 
 def effective_ranks(features: Sequence[Tensor]) -> Tensor:
-    """Of every matrix in (members, samples, units) features; those of one shape in one decomposition."""
+    """The effective rank of each matrix in (members, samples, units) features; one decomposition for each shape."""
     shapes = {feature.shape for feature in features}
     return torch.cat([effective_rank(torch.stack([f for f in features if f.shape == shape])).flatten() for shape in shapes])

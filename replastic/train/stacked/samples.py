@@ -1,4 +1,4 @@
-"""The samples of a stack's members as one, and each member's batch of them."""
+"""The samples of all members of a stack, from which their batches are gathered together."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ...learner import Samples
 
 
 class StackedSamples(Protocol):
-    """The samples of all members. Samples whose class has a static method `stacked(several)` are gathered for all at once.
+    """The samples of all members. If their class has a static method `stacked(several)`, all are gathered at once.
 
-    varying: fields whose size differs from task to task, with the axis on which it does; then this is a dataclass.
+    varying: the fields whose size differs from task to task, with the axis that does; if there are any, this is a dataclass.
     """
 
     varying: ClassVar[dict[str, int]]
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Each member's batch, (members, batch, ...), of the samples `chosen` (members, batch)."""
+        """The batches (members, batch, ...) of the samples with the numbers `chosen` (members, batch)."""
         ...
 
 
 def stacked_samples(several: Sequence[Samples]) -> StackedSamples:
-    """The members' samples as one."""
+    """The samples of several members."""
     kind = type(several[0])
     if hasattr(kind, "stacked") and all(type(samples) is kind for samples in several):
         return kind.stacked(several)  # pyright: ignore[reportAttributeAccessIssue]
@@ -34,7 +34,7 @@ def stacked_samples(several: Sequence[Samples]) -> StackedSamples:
 
 
 class _OneByOne:
-    """Samples that are gathered for one member after the other."""
+    """Samples that are gathered member by member."""
 
     varying: ClassVar[dict[str, int]] = {}
 
@@ -48,13 +48,13 @@ class _OneByOne:
 
 
 def of_any_number(samples: StackedSamples) -> StackedSamples:
-    """The samples for compiled code, which then serves tasks of all sizes and is not compiled again for each."""
+    """The samples for compiled code that works for tasks of all sizes, so that it is not compiled for each."""
     fields = {name: marked(getattr(samples, name), axis) for name, axis in samples.varying.items()}
     return replace(samples, **fields) if fields else samples  # pyright: ignore[reportArgumentType]
 
 
 def marked(tensor: Tensor, axis: int) -> Tensor:
-    """The tensor, marked for the compiler as one of any size along an axis."""
-    view = tensor.view_as(tensor)  # the caller may save the tensor itself, and would save the mark with it
+    """The tensor with an axis that the compiler treats as of any size."""
+    view = tensor.view_as(tensor)  # the mark is an attribute, which would be saved with the caller's tensor
     torch._dynamo.maybe_mark_dynamic(view, axis)
     return view

@@ -1,11 +1,11 @@
 """Data sets: `load("cifar10")` finds the published files, fetches them if they are not there, and reads them.
 
-Files are looked for under `root`: what is given, else the environment variable REPLASTIC_DATA, else ~/.cache/replastic. They
-are read where they are, folder or archive, and never unpacked. Downloads are compared with the published md5, and what is
-read from files that were there before with a hash of the published images and labels.
+Files are looked for under `root`: the argument, else the environment variable REPLASTIC_DATA, else ~/.cache/replastic. They
+are read in place, from a folder or an archive, and never unpacked. A download must have the published md5. Files that were
+already there are compared with a hash of the published images and labels, and a difference is a warning.
 
 Departures: FIRE's released code normalises the test images of CIFAR-100 with the mean and deviation of the test set. Here
-those of the training set serve both, as everywhere else: what a model is tested on must not decide how it is seen.
+both sets use those of the training set, as for all data, because test data must not influence how a model sees them.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _ALTERED = "differs from the published {}: delete its files to download them aga
 def load(name: str, root: Place = None, *, download: bool = True, **options: object) -> ImageData:
     """A data set by its name in `DATA_SETS`, with the options of its function.
 
-    download: fetch files that are missing. False: they are a FileNotFoundError, which says where they were looked for.
+    download: fetch missing files. False: raise a FileNotFoundError with the places that were searched.
 
     >>> load("digits").shape
     (1, 8, 8)
     """
     if name not in DATA_SETS:
-        raise OptionError(f"{name!r} is no data set: {nearest(name, DATA_SETS)}")
+        raise OptionError(f"there is no data set {name!r}: {nearest(name, DATA_SETS)}")
     check_options(DATA_SETS[name], options, f"data set {name!r}", given=FROM_CALLER)
     return DATA_SETS[name](root, download=download, **options)
 
@@ -85,7 +85,7 @@ def cifar10(root: Place = None, *, download: bool = True) -> ImageData:
 
 
 def cifar100(root: Place = None, *, download: bool = True, coarse: bool = False) -> ImageData:
-    """CIFAR-100: 60,000 photographs of 32 x 32 pixels, 100 classes; coarse=True: in the 20 groups that they form."""
+    """CIFAR-100: 60,000 photographs of 32 x 32 pixels, 100 classes; coarse=True: the 20 groups of these classes."""
     path = find_archive("cifar100", root_of(root), download)
     key, classes = ("coarse_labels", 20) if coarse else ("fine_labels", 100)
     data = _from_cifar("cifar100", path, ["train"], "test", classes, key=key, labels=2, use=0 if coarse else 1)
@@ -95,10 +95,9 @@ def cifar100(root: Place = None, *, download: bool = True, coarse: bool = False)
 def tiny_imagenet(root: Place = None, *, download: bool = True, cache: bool = True) -> ImageData:
     """Tiny-ImageNet: 110,000 photographs of 64 x 64 pixels, 200 classes; its validation images are the test set.
 
-    Labels number the classes in the order of their sorted WordNet names. The published test images have no labels and are
-    not read.
+    Labels number the classes by their sorted WordNet names. The published test images have no labels and are not read.
 
-    cache: keep the decoded images, 1.4 GB, next to the files, where that can be written; decoding takes about half a minute.
+    cache: keep the decoded images, 1.4 GB, next to the files if that folder is writable; decoding takes half a minute.
     """
     path = find_archive("tiny_imagenet", root_of(root), download)
     with closing(Tree(path)) as tree:
@@ -116,7 +115,7 @@ def tiny_imagenet(root: Place = None, *, download: bool = True, cache: bool = Tr
 
 
 def digits(root: Place = None, *, download: bool = True) -> ImageData:
-    """The 1,797 digits of 8 x 8 grey pixels that come with scikit-learn: 1,437 to learn, 360 to test, always the same."""
+    """The 1,797 digits of 8 x 8 grey pixels that come with scikit-learn: split into 1,437 to train and 360 to test."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -141,8 +140,8 @@ def folder(
     Classes are numbered in the order of their sorted names. val/<class> is the validation set, or the test set if there is
     no test/<class>.
 
-    size: pixels to which all images are resized, one number or (height, width); None: all must have one size.
-    grey: one channel; False: three, for grey images as well.
+    size: resize all images to this many pixels, one number or (height, width); None: all must have the same size.
+    grey: load one channel; False: three, also for grey images.
     """
     base, size = root_of(root) / path, _checked_size(size)
     found = {name: base / name for name in ("train", "test", "val") if (base / name).is_dir()}
@@ -166,13 +165,13 @@ def npz(
     channels: str | None = None,
     classes: int | None = None,
 ) -> ImageData:
-    """Arrays of an .npz file, at `path` under the root: x_train, y_train, x_test, y_test, and x_val, y_val if there.
+    """Arrays of an .npz file, at `path` under the root: x_train, y_train, x_test, y_test, and optionally x_val, y_val.
 
-    The names train_images, train_labels and so on do as well. Images are bytes, (images, height, width), with channels last
-    or first.
+    The names train_images, train_labels and so on are also accepted. Images are bytes, (images, height, width), with
+    channels last or first.
 
-    channels: "first" or "last", where the shape does not tell.
-    classes: how many there are; None: one more than the largest label.
+    channels: "first" or "last", if the shape is ambiguous.
+    classes: the number of classes; None: one more than the largest label.
     """
     file = root_of(root) / path
     if not file.is_file():
@@ -232,8 +231,8 @@ def _from_idx(name: str, root: Path, download: bool) -> ImageData:
     for other, first in FIRST_LABELS.items():
         if other != name and splits[0].labels[:10].tolist() == first:
             raise ValueError(
-                f"{chosen[IDX_FILES[1]]}: is of {other}, and {name} was asked for. Both have files of these names: give "
-                f"each a folder of its own, {folders[0]} for {name}"
+                f"{chosen[IDX_FILES[1]]}: is a file of {other}, not of {name}. Both data sets use these file names: put "
+                f"{name} in {folders[0]}"
             )
     return _as_published(name, chosen[IDX_FILES[0]].parent, splits[0], splits[1], 10)
 
@@ -258,9 +257,9 @@ def _decode_tiny(tree: Tree, classes: list[str]) -> dict[str, np.ndarray]:
     train = [name for name in tree.names if name.startswith("train/") and name.lower().endswith((".jpeg", ".jpg"))]
     owners = [name.split("/")[1] for name in train]
     annotations = [line.split("\t")[:2] for line in tree.lines("val/val_annotations.txt")]
-    if unlike := (set(owners) | {line[-1] for line in annotations}) ^ set(classes):
-        one = min(unlike)
-        fault = "is no class of wnids.txt" if one not in numbers else "has no images in train"
+    if wrong := (set(owners) | {line[-1] for line in annotations}) ^ set(classes):
+        one = min(wrong)
+        fault = "is not a class of wnids.txt" if one not in numbers else "has no images in train"
         raise ValueError(f"{tree.path}: {one!r} {fault}: unpack or download the whole archive again")
     test, present = [f"val/images/{line[0]}" for line in annotations], set(tree.names)
     if missing := [name for name in test if name not in present]:
@@ -276,7 +275,7 @@ def _decode_tiny(tree: Tree, classes: list[str]) -> dict[str, np.ndarray]:
 
 
 def _recalled(kept: Path, fingerprint: np.ndarray) -> dict[str, np.ndarray] | None:
-    """What was decoded before, if it was of the same files."""
+    """The images that were decoded earlier from the same files, if any."""
     if not kept.is_file():
         return None
     try:
@@ -288,7 +287,7 @@ def _recalled(kept: Path, fingerprint: np.ndarray) -> dict[str, np.ndarray] | No
 
 
 def _keep(kept: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Written aside and then renamed: whoever reads at the same time sees all of it or nothing."""
+    """Write to a temporary file and rename it, so that another process reads all of it or nothing."""
     part = None
     try:
         with tempfile.NamedTemporaryFile(dir=kept.parent, suffix=".part", delete=False) as file:
@@ -297,7 +296,7 @@ def _keep(kept: Path, arrays: dict[str, np.ndarray]) -> None:
         part.chmod(0o644)  # temporary files are private, and data is shared
         part.replace(kept)
     except OSError as error:
-        _log.info("decoded images are not kept: %s", error)
+        _log.info("decoded images were not saved: %s", error)
         if part is not None:
             part.unlink(missing_ok=True)
 
@@ -311,12 +310,12 @@ def _read_classes(place: Path, names: list[str], size: tuple[int, int] | None, g
     labels: list[int] = []
     for owner in _class_folders(place):
         if owner.name not in names:
-            raise ValueError(f"{owner}: there is no class of that name among the training images ({', '.join(names)})")
+            raise ValueError(f"{owner}: the training images have no class of this name, only {', '.join(names)}")
         inside = sorted(
             file.relative_to(place).as_posix() for file in owner.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES
         )
         if not inside:
-            raise ValueError(f"{owner}: holds no images ({', '.join(IMAGE_SUFFIXES)}): put some into it or remove it")
+            raise ValueError(f"{owner}: contains no images ({', '.join(IMAGE_SUFFIXES)}): add some, or remove the folder")
         files += inside
         labels += [names.index(owner.name)] * len(inside)
     return _split(
@@ -338,13 +337,13 @@ def _split(images: np.ndarray, labels: np.ndarray) -> Split:
 
 
 def _labelled(images: np.ndarray, labels: np.ndarray, where: object, classes: int) -> Split:
-    """Images with labels that were read from elsewhere and are checked first."""
+    """Images with labels from a file, which are checked."""
     if labels.shape[1:] == (1,):
         labels = labels[:, 0]
     if labels.shape != images.shape[:1] or not len(labels):
-        raise ValueError(f"{where}: has labels of shape {labels.shape} for {len(images)} images: one label each is needed")
+        raise ValueError(f"{where}: has labels of shape {labels.shape} for {len(images)} images: each image needs one label")
     if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(f"{where}: has labels from {labels.min()} to {labels.max()}, and classes are 0 to {classes - 1}")
+        raise ValueError(f"{where}: has labels from {labels.min()} to {labels.max()}, but classes are 0 to {classes - 1}")
     return _split(images, labels)
 
 
@@ -352,7 +351,7 @@ def _as_published(name: str, path: Path, train: Split, test: Split, classes: int
     published = PUBLISHED[name]
     if (len(train), len(test)) != published.samples:
         found = f"{len(train)} + {len(test)}"
-        _log.warning("%s: has %s images, and %s as published %d + %d", path, found, name, *published.samples)
+        _log.warning("%s: has %s images, but the published %s has %d + %d", path, found, name, *published.samples)
     elif published.content:
         found = content_hash(*(array.numpy() for split in (train, test) for array in (split.images, split.labels)))
         if found not in published.content:
@@ -375,9 +374,9 @@ def _of_splits(name: str, train: Split, test: Split, classes: int, validation: S
 
 
 def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, in [0, 1]. Bytes are counted, so that sums are exact in any order.
+    """Mean and deviation of each channel, in [0, 1]. Byte values are counted, so that sums are exact in any order.
 
-    A channel without any deviation has 1, which leaves it unscaled.
+    A constant channel gets a deviation of 1, so that it is not scaled.
     """
     values = torch.arange(256, dtype=torch.float64) / 255
     count = torch.zeros(images.shape[-1], 256, dtype=torch.int64)

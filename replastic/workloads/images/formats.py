@@ -1,8 +1,8 @@
 """Readers of the files in which image data sets are published: idx, CIFAR's two versions, .npz, and trees of JPEG or PNG.
 
-They trust nothing that they read. A header's promise is compared with what is there before memory is taken for it; archives
-are read in place, so that no member can be written anywhere; CIFAR's pickles are read without making any object that they
-name. What is damaged is a ValueError that begins with the file's path.
+They do not trust the files. A size in a header is compared with the size of the file before memory is allocated; archives
+are read in place, so that no member can be written anywhere; CIFAR's pickles are read without creating the objects that they
+name. For a damaged file they raise a ValueError that begins with its path.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import numpy as np
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm")
 
 _PIECE = 2**20  # bytes: read at once
-_DEFLATE_RATIO = 1032  # the most that deflate, thus gzip and zip, can shrink anything
+_DEFLATE_RATIO = 1032  # the highest compression ratio of deflate, and so of gzip and zip
 _MOST_OF_TAR = 2**29  # bytes: CIFAR's archives hold 186 MB
 _MOST_OF_ZIP = 2**32  # bytes: Tiny-ImageNet's archive holds 0.3 GB
-_MOST_PIXELS = 2**26  # of one image: below it pillow does not yet suspect a decompression bomb
+_MOST_PIXELS = 2**26  # of one image: below this, pillow does not warn of a decompression bomb
 _DECODERS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
 _REPAIR = "replace it; if it was downloaded, delete it, and it is downloaded again"
 _BYTE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of pillow, 8 bits a channel or fewer
@@ -42,46 +42,46 @@ _Readable = IO[bytes] | gzip.GzipFile
 
 @contextmanager
 def _naming(where: object) -> Iterator[None]:
-    """What the standard library says of damaged files, as a ValueError that names the file.
+    """Turn errors of the standard library for damaged files into a ValueError that names the file.
 
-    Zip files with a password or an unknown compression are a RuntimeError there.
+    For zip files with a password or an unknown compression, the library raises a RuntimeError.
     """
     try:
         yield
     except _DAMAGE as error:
         raise ValueError(f"{where}: damaged ({error}): {_REPAIR}") from error
     except OSError as error:
-        if error.errno != errno.EINVAL:  # which is a list of contents that points before the file's start
+        if error.errno != errno.EINVAL:  # raised for a list of contents that points before the file's start
             raise
         raise ValueError(f"{where}: damaged (its list of contents is wrong): {_REPAIR}") from error
 
 
 def _exactly(file: _Readable, size: int, where: object) -> bytearray:
-    """So many bytes and then the end, piece by piece: what is promised takes no memory until it is there."""
+    """Read `size` bytes up to the end of the file, in pieces, so that a wrong size does not allocate memory."""
     content = bytearray()
     while piece := file.read(min(_PIECE, size + 1 - len(content))):
         content += piece
     if len(content) != size:
         found = f"ends after {len(content)}" if len(content) < size else "has more"
-        raise ValueError(f"{where}: its header promises {size} bytes and it {found}: {_REPAIR}")
+        raise ValueError(f"{where}: its header promises {size} bytes, but it {found}: {_REPAIR}")
     return content
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
-    """The bytes of an idx file, as MNIST has them, gzipped or not: 0, 0, type, dimensions, sizes (big-endian), values."""
+    """The bytes of an idx file, MNIST's format, gzipped or not: 0, 0, type, dimensions, sizes (big-endian), values."""
     with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"  # not by the name: some browsers unpack and leave the .gz
+        zipped = file.read(2) == b"\x1f\x8b"  # not from the name: some browsers unpack a file and keep the .gz
     with gzip.open(path) if zipped else path.open("rb") as file, _naming(path):
         head = file.read(4 + 4 * ndim)
         magic = bytes((0, 0, 8, ndim))  # 8: unsigned bytes
         if head[:4] != magic:
             raise ValueError(
-                f"{path}: begins with {head[:4].hex(' ')} and not with {magic.hex(' ')}: it is no idx file of bytes with "
+                f"{path}: begins with {head[:4].hex(' ')}, not with {magic.hex(' ')}: it is not an idx file of bytes with "
                 f"{ndim} dimension{'s' * (ndim > 1)}"
             )
         shape = tuple(int(size) for size in np.frombuffer(head[4:].ljust(4 * ndim, b"\0"), ">u4"))
         if 0 in shape:
-            raise ValueError(f"{path}: has the shape {shape}: it is cut short or holds nothing")
+            raise ValueError(f"{path}: has the shape {shape}: it is truncated or empty")
         _check_promise(path, math.prod(shape), zipped)
         return np.frombuffer(_exactly(file, math.prod(shape), path), np.uint8).reshape(shape)
 
@@ -90,13 +90,13 @@ def _check_promise(path: Path, promised: int, zipped: bool) -> None:
     most = path.stat().st_size * (_DEFLATE_RATIO if zipped else 1)
     if promised > most:
         raise ValueError(
-            f"{path}: its header promises {promised} bytes, and a file of {path.stat().st_size} bytes holds {most} at the "
-            f"very most: {_REPAIR}"
+            f"{path}: its header promises {promised} bytes, but a file of {path.stat().st_size} bytes holds at most {most}: "
+            f"{_REPAIR}"
         )
 
 
 class _Bounded:
-    """A file that stops giving before it has filled the memory."""
+    """A file that raises before it fills the memory."""
 
     def __init__(self, file: _Readable, path: Path) -> None:
         self.file, self.path, self.left = file, path, _MOST_OF_TAR
@@ -105,12 +105,12 @@ class _Bounded:
         content = self.file.read(size)
         self.left -= len(content)
         if self.left < 0:
-            raise ValueError(f"{self.path}: holds more than {_MOST_OF_TAR} bytes: this is not the published archive")
+            raise ValueError(f"{self.path}: contains more than {_MOST_OF_TAR} bytes: this is not the published archive")
         return content
 
 
 def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
-    """The contents of the wanted files of a folder or a .tar.gz, by their names without folders; all must be there."""
+    """The contents of the wanted files in a folder or a .tar.gz, by their names without folders; all must exist."""
     found = _read_folder(path, wanted) if path.is_dir() else _read_tar(path, wanted)
     if missing := [name for name in wanted if name not in found]:
         raise ValueError(f"{path}: lacks {', '.join(missing)}: unpack or download the whole archive again")
@@ -120,7 +120,7 @@ def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
 def _read_folder(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
     files = [path / name for name in wanted if (path / name).is_file()]
     if sum(file.stat().st_size for file in files) > _MOST_OF_TAR:
-        raise ValueError(f"{path}: holds more than {_MOST_OF_TAR} bytes: these are not the published files")
+        raise ValueError(f"{path}: contains more than {_MOST_OF_TAR} bytes: these are not the published files")
     return {file.name: file.read_bytes() for file in files}
 
 
@@ -129,7 +129,7 @@ def _read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
     with path.open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
     with _naming(path), gzip.open(path) if zipped else path.open("rb") as file:
-        # A stream ("r|") is read once from start to end, and never in pieces that a header alone decides.
+        # A stream ("r|") is read once from start to end, in pieces whose size does not depend on a header.
         bounded: Any = _Bounded(file, path)
         with tarfile.open(fileobj=bounded, mode="r|", bufsize=_PIECE) as archive:
             for member in archive:
@@ -138,7 +138,7 @@ def _read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
                 if not member.isfile() or name not in wanted:
                     continue
                 if name in found:
-                    raise ValueError(f"{path}: holds two files {name}: fetch the published archive")
+                    raise ValueError(f"{path}: contains two files {name}: download the published archive")
                 content = archive.extractfile(member)
                 found[name] = content.read() if content else b""
     return found
@@ -147,18 +147,18 @@ def _read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
 def _check_member(path: Path, name: str, *, plain: bool) -> None:
     pure = PurePosixPath(name.replace("\\", "/"))
     if pure.is_absolute() or ".." in pure.parts:
-        raise ValueError(f"{path}: its member {name!r} points out of the archive: do not use it, fetch the published one")
+        raise ValueError(f"{path}: its member {name!r} points out of the archive: do not use it, download the published one")
     if not plain:
-        raise ValueError(f"{path}: its member {name!r} is a link or a device: do not use it, fetch the published archive")
+        raise ValueError(f"{path}: its member {name!r} is a link or a device: do not use it, download the published archive")
 
 
 def cifar_binary(content: bytes, where: object, labels: int, use: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of CIFAR's binary version: for each image label bytes, of which one is used, and 3072 more."""
+    """Images and labels of CIFAR's binary version: for each image its label bytes, one of which is used, and 3072 pixels."""
     record = labels + 3072
     if not content or len(content) % record:
         raise ValueError(
-            f"{where}: has {len(content)} bytes and must have a multiple of {record}, which is one image with its "
-            f"label{'s' * (labels > 1)}: it is cut short or another file; download it again"
+            f"{where}: has {len(content)} bytes, not a multiple of {record}, the size of an image with its "
+            f"label{'s' * (labels > 1)}: it is truncated or another file; download it again"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
     return _planes_last(records[:, labels:]), records[:, use].astype(np.int64)
@@ -173,7 +173,7 @@ class _PickledDtype:
         self.code = code.decode("ascii") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like, which single bytes do not have."""
+        """Ignore the byte order and similar attributes, which single bytes do not have."""
 
 
 class _PickledArray:
@@ -181,13 +181,13 @@ class _PickledArray:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, content = state
-        # Products and texts of other shapes can take for ever: a tuple may hold another twice, and that one a third twice.
+        # Other shapes can take forever to multiply or print: a tuple may contain another twice, and that one a third twice.
         if not isinstance(shape, tuple) or len(shape) > 2 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
             raise pickle.UnpicklingError("it has an array whose shape is not one or two sizes")
         if not isinstance(dtype, _PickledDtype) or dtype.code not in ("u1", "|u1", "uint8"):
             raise pickle.UnpicklingError("it has an array that is not of unsigned bytes")
         if not isinstance(content, bytes) or math.prod(shape) != len(content):
-            raise pickle.UnpicklingError(f"it has an array of shape {shape} that is not as long as that")
+            raise pickle.UnpicklingError(f"it has an array of shape {shape} with another number of entries")
         self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
@@ -201,12 +201,12 @@ _INSTRUCTIONS = b"".join(getattr(pickle, name) for name in _NAMES.split())
 
 
 class _CifarUnpickler(pickle._Unpickler):
-    """Reads dicts, lists, numbers, strings and arrays of bytes, and makes nothing else.
+    """Reads dicts, lists, numbers, strings and arrays of bytes, and creates nothing else.
 
-    Keys are strings: to hash a tuple is to go through all that is in it, and a few bytes can name the same tuples again
-    and again. Of the names in a pickle it knows those with which numpy writes an array, and stands in for each: not even
-    numpy's own functions are called, since they would take memory, or objects, on the file's word. The base is pickle's
-    Python version, because the one in C takes as much memory as a number in the file tells it to.
+    Keys must be strings: hashing a tuple visits all of its content, and a few bytes can nest the same tuples many times.
+    The accepted names are those with which numpy writes an array. Placeholders replace them, because numpy's own functions
+    would allocate memory, or create objects, as the file says. The base is pickle's Python version, because the one in C
+    allocates as much memory as a number in the file says.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {
@@ -245,7 +245,7 @@ class _CifarUnpickler(pickle._Unpickler):
             ("_codecs", "encode"): self._encode,
         }
         if (module, name) not in known:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no file of CIFAR does: do not use it")
+            raise pickle.UnpicklingError(f"it uses {module}.{name}, which CIFAR's files do not contain: do not use it")
         return known[module, name]
 
     def _array(self, *_: object) -> _PickledArray:
@@ -255,32 +255,32 @@ class _CifarUnpickler(pickle._Unpickler):
         return _PickledDtype(code)
 
     def _encode(self, text: str, encoding: str = "latin1") -> bytes:
-        """How Python 3 writes bytes into a pickle that Python 2 can read."""
+        """Bytes, as Python 3 writes them to a pickle that Python 2 can read."""
         if encoding not in ("latin1", b"latin1"):
             raise pickle.UnpicklingError("it has bytes in an encoding other than latin1")
         return text.encode("latin1")
 
 
 def cifar_pickle(content: bytes, where: object, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and the labels under a key, of CIFAR's Python version, which is a pickle: it is read, never obeyed."""
+    """Images, and the labels under a key, of CIFAR's Python version: a pickle, which is read without running it."""
     try:
         batch = _CifarUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # pickle says of itself that damaged input may raise anything
+    except Exception as error:  # pickle's documentation: damaged input may raise any error
         raise ValueError(f"{where}: is not a batch of CIFAR ({error or type(error).__name__})") from error
     if not isinstance(batch, dict):
-        raise ValueError(f"{where}: is a pickled {type(batch).__name__} and not the dict that a batch of CIFAR is")
+        raise ValueError(f"{where}: is a pickled {type(batch).__name__}, but a batch of CIFAR is a dict")
     images, labels = (batch.get(name.encode(), batch.get(name)) for name in ("data", key))
     if not isinstance(images, _PickledArray) or images.values is None or images.values.shape[1:] != (3072,):
         raise ValueError(f'{where}: has no array "data" of shape (images, 3072)')
     if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**31 for label in labels):
-        raise ValueError(f'{where}: has no list "{key}" of whole numbers')
+        raise ValueError(f'{where}: has no list "{key}" of integers')
     if len(labels) != len(images.values):
         raise ValueError(f"{where}: has {len(images.values)} images and {len(labels)} labels")
     return _planes_last(images.values), np.array(labels, np.int64)
 
 
 def read_npz(path: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
-    """Those arrays of an .npz file which are there; without objects, and none larger than the file can hold."""
+    """The arrays of an .npz file with these names, if present; without objects, and none larger than the file allows."""
     found = {}
     with _naming(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -299,8 +299,8 @@ def _read_npy(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np
             shape, fortran, dtype = header(file)
             if dtype.kind not in "iu":
                 raise ValueError(
-                    f"it holds {dtype}, and images and labels are whole numbers; load floats with a "
-                    'function of your own, as in [data] name = "mydata.py:load"'
+                    f"it contains {dtype}, but images and labels must be integers; load floats with a function of your "
+                    'own, as in [data] name = "mydata.py:load"'
                 )
             size = math.prod(shape) * dtype.itemsize
             _check_promise(path, size, zipped=True)
@@ -312,9 +312,9 @@ def _read_npy(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np
 
 
 def channels_last(images: np.ndarray, where: object, channels: str | None) -> np.ndarray:
-    """Bytes (images, height, width, channels), of images that have their channels last, first, or none.
+    """Images as bytes (images, height, width, channels), from images with channels last, first, or without channels.
 
-    channels: "first", "last", or None: where there are 1 or 3.
+    channels: "first", "last", or None: the axis of size 1 or 3.
     """
     if channels not in (None, "first", "last"):
         raise ValueError(f'channels={channels!r}: pass "first" or "last"')
@@ -328,15 +328,13 @@ def channels_last(images: np.ndarray, where: object, channels: str | None) -> np
     if channels is None:
         first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
         if first == last:
-            raise ValueError(
-                f'{where}: has the shape {images.shape}: say where the channels are, channels="first" or "last"'
-            )
+            raise ValueError(f'{where}: has the shape {images.shape}: set channels="first" or channels="last"')
         channels = "first" if first else "last"
     return images.transpose(0, 2, 3, 1) if channels == "first" else images
 
 
 class Tree:
-    """Named files in a folder or a .zip. `fingerprint` changes when one of them does."""
+    """Named files in a folder or a .zip. `fingerprint` changes when one of the files does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -359,12 +357,12 @@ class Tree:
         for info in infos:
             _check_member(self.path, info.filename, plain=not stat.S_ISLNK(info.external_attr >> 16))
         if sum(info.file_size for info in infos) > _MOST_OF_ZIP:
-            raise ValueError(f"{self.path}: holds more than {_MOST_OF_ZIP} bytes: this is not the published archive")
+            raise ValueError(f"{self.path}: contains more than {_MOST_OF_ZIP} bytes: this is not the published archive")
         self._infos = {info.filename.removeprefix(self.path.stem + "/"): info for info in infos}
         return {name: f"{info.file_size} {info.CRC}" for name, info in self._infos.items()}
 
     def read(self, name: str) -> bytes:
-        """A file's content. An archive gives no more than its list of contents says."""
+        """A file's content; from an archive at most the size in its list of contents."""
         if self._archive is None:
             return (self.path / name).read_bytes()
         with _naming(f"{self.path}: {name}"):
@@ -386,7 +384,7 @@ def decode_images(
 ) -> np.ndarray:
     """Image files as one array (images, height, width, channels).
 
-    size: (height, width) to which all are resized; None: all must have the size of the first.
+    size: resize all to (height, width); None: all must have the size of the first.
     """
     images: np.ndarray | None = None
     for number, name in enumerate(names):
@@ -396,12 +394,12 @@ def decode_images(
         if image.shape != images.shape[1:]:
             (height, width), (first_height, first_width) = image.shape[:2], images.shape[1:3]
             raise ValueError(
-                f"{where / name}: has {width} x {height} pixels, and {where / names[0]} has {first_width} x {first_height}: "
-                f"images of one size are needed, or set size={min(first_height, first_width)} to resize all"
+                f"{where / name}: has {width} x {height} pixels, but {where / names[0]} has {first_width} x {first_height}: "
+                f"use images of one size, or set size={min(first_height, first_width)} to resize all"
             )
         images[number] = image
     if images is None:
-        raise ValueError(f"{where}: holds no images ({', '.join(IMAGE_SUFFIXES)})")
+        raise ValueError(f"{where}: contains no images ({', '.join(IMAGE_SUFFIXES)})")
     return images
 
 
@@ -420,6 +418,6 @@ def _decoded(content: bytes, where: Path, mode: str, size: tuple[int, int] | Non
             if size is not None and converted.size != (size[1], size[0]):
                 converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
             pixels = np.asarray(converted)
-    except Exception as error:  # decoders raise whatever they stumble over: OSError, SyntaxError, struct.error, ...
+    except Exception as error:  # decoders raise many kinds of errors: OSError, SyntaxError, struct.error, ...
         raise ValueError(f"{where}: cannot be read as an image ({error})") from error
     return pixels[:, :, None] if mode == "L" else pixels

@@ -1,11 +1,11 @@
 """Protocols: how a data set becomes a stream of tasks.
 
-Each is a function of the data that returns a list of tasks. What is random in it comes from `seed` alone, so that every
-method sees the same tasks in the same order.
+Each is a function of the data that returns a list of tasks. All randomness comes from `seed`, so that every method sees the
+same tasks in the same order.
 
-`epochs` are passes over a task's samples, `batch` is the samples of a step. All test on the test set, as "test_accuracy",
-and where some training images were held out, on those as "validation_accuracy"; train_accuracy=True adds a test, in
-evaluation mode, on what is being learnt.
+`epochs` are passes over a task's samples, `batch` is the number of samples in a step. All protocols test on the test set, as
+"test_accuracy", and if training samples were held out, on those as "validation_accuracy". With train_accuracy=True they also
+test on the task's training samples, in evaluation mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tasks import DataSet, LabelledTask, shuffled
 def single(
     data: DataSet, *, seed: int, batch: int = 256, epochs: int = 200, train_accuracy: bool = False
 ) -> list[LabelledTask]:
-    """One task: all training data. The yardstick of generalisation (Soft Weight Rescaling, tables 1 and 5)."""
+    """One task: all training data. It measures generalisation alone (Soft Weight Rescaling, tables 1 and 5)."""
     examples = data.examples(data.train)
     return [data.task("all", examples, _tests(data, examples, train_accuracy), batch=batch, epochs=epochs)]
 
@@ -38,16 +38,16 @@ def warm_start(
     epochs: Sequence[int] = (1000, 100),
     train_accuracy: bool = False,
 ) -> list[LabelledTask]:
-    """First a random part of the training data, then all of it, that part included."""
+    """First a random part of the training data, then all of it, including that part."""
     if not 0 < fraction < 1:
-        raise ValueError(f"fraction={fraction}: set the share of the data that is seen first, between 0 and 1")
+        raise ValueError(f"fraction={fraction}: set the share of the data in the first task, between 0 and 1")
     if not isinstance(epochs, Sequence) or len(epochs) != 2:
-        raise ValueError(f"epochs={epochs!r}: set two numbers, before and after the rest of the data arrives")
+        raise ValueError(f"epochs={epochs!r}: set two numbers, one for each task, as in [1000, 100]")
     order = shuffled(len(data.train), seed)
     first = order[: round(fraction * len(order))]
     if not 0 < len(first) < len(order):
         raise ValueError(
-            f"fraction={fraction} of {len(order)} samples is {len(first)}: set one that leaves some for both tasks"
+            f"fraction={fraction} of {len(order)} samples is {len(first)}: set one that leaves samples for both tasks"
         )
     return [
         _subset_task(data, name, index, batch, passes, train_accuracy)
@@ -65,12 +65,12 @@ def continual(
     access: str = "full",
     train_accuracy: bool = False,
 ) -> list[LabelledTask]:
-    """The training data arrives in random chunks of equal size, or one more where they do not come out even.
+    """The training data arrives in random chunks, whose sizes differ by at most one sample.
 
-    access: "full": each task has all chunks so far; "limited": the newest alone.
+    access: "full": each task has all chunks so far; "limited": only the newest.
     """
     if access not in ("full", "limited"):
-        raise ValueError(f'access={access!r}: set "full" (all chunks so far) or "limited" (the newest alone)')
+        raise ValueError(f'access={access!r}: set "full" (all chunks so far) or "limited" (only the newest)')
     pieces = _pieces(shuffled(len(data.train), seed), chunks, "chunks")
     return [
         _subset_task(
@@ -91,11 +91,12 @@ def class_incremental(
     masked: bool = False,
     train_accuracy: bool = False,
 ) -> list[LabelledTask]:
-    """Each task adds as many classes as the others, or one more, in random order, and has all data of the classes so far.
+    """Each task adds classes, in random order, and has all data of the classes so far.
 
+    The numbers of classes that tasks add differ by at most one.
     "test_accuracy" is on the classes so far, "full_accuracy" on the whole test set.
 
-    masked: outputs of classes that have not come yet count for nothing, as in Incremental CIFAR of L2-ER; False: all outputs
+    masked: ignore the outputs of classes that were not added yet, as Incremental CIFAR of L2-ER does; False: all outputs
         count from the start, as in FIRE.
     """
     _check_classes(data, "class_incremental")
@@ -118,10 +119,9 @@ def class_incremental(
 def permuted_pixels(
     data: DataSet, *, seed: int, batch: int = 1, tasks: int = 800, epochs: int = 1, train_accuracy: bool = False
 ) -> list[LabelledTask]:
-    """Each task shuffles the pixels of all images, of training and test alike, in an order of its own.
+    """Each task has its own order of pixels, the same for all training and test images.
 
-    A pixel of a colour image keeps its colour: its channels move together. Of samples that are not images, every feature
-    moves by itself.
+    The channels of a pixel move together, so it keeps its colour. If samples are not images, single features are permuted.
     """
     _at_least_one(tasks, "tasks")
     base = data.examples(data.train)
@@ -138,11 +138,11 @@ def permuted_pixels(
 def random_labels(
     data: DataSet, *, seed: int, batch: int = 256, tasks: int = 40, epochs: int = 10, samples: int | None = None
 ) -> list[LabelledTask]:
-    """Each task gives the same images new random labels: nothing learnt before helps, and all tasks are equally hard.
+    """Each task has new random labels for the same samples: earlier tasks do not help, and all tasks are equally hard.
 
-    Tested on what is to be learnt, as "train_accuracy": there is nothing to generalise to.
+    Tests are on the training samples, as "train_accuracy", because random labels do not generalise.
 
-    samples: of the training images, chosen at random; None: all.
+    samples: the number of training samples, chosen at random; None: all.
     """
     _at_least_one(tasks, "tasks")
     _check_classes(data, "random_labels")
@@ -169,10 +169,12 @@ def class_pairs(
     classes: int = 2,
     train_accuracy: bool = False,
 ) -> list[LabelledTask]:
-    """Each task tells two classes apart, drawn at random: Continual ImageNet's form. Its model has as many outputs.
+    """Each task distinguishes two classes, drawn at random, as in Continual ImageNet. The model has one output for each.
 
-    Classes are dealt out like cards: none comes again before all have been used. Where the deck does not come out even, what
-    is left of it is not dealt.
+    Classes are dealt like cards: none is used again before all others. If the last hand of a deck is incomplete, it is left
+    out.
+
+    classes: the number of classes in a task.
     """
     _at_least_one(tasks, "tasks")
     _check_classes(data, "class_pairs")
@@ -202,12 +204,12 @@ def label_noise(
 ) -> list[LabelledTask]:
     """All training data in each task, with a share of the labels redrawn at random. Tests are on clean labels.
 
-    noise: that share, for each task; the samples with wrong labels in a task are among those of every noisier one.
+    noise: this share, for each task; a noisier task redraws the labels of the same samples and of more.
     """
     _check_classes(data, "label_noise")
     both = isinstance(noise, Sequence) and isinstance(epochs, Sequence)
     if not both or len(noise) != len(epochs) or not noise or not all(0 <= share <= 1 for share in noise):
-        raise ValueError(f"noise={noise!r}, epochs={epochs!r}: set a list of shares in [0, 1] and one of as many numbers")
+        raise ValueError(f"noise={noise!r}, epochs={epochs!r}: set two lists of one length, the first of shares")
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data.train), generator=draw)
     drawn = torch.randint(data.classes, order.shape, generator=draw)
@@ -255,7 +257,7 @@ def _of_classes(data: DataSet, split: Any, wanted: Tensor) -> Any:
 
 
 def _relabelled(data: DataSet, split: Any, hand: Tensor) -> Any:
-    """The samples of some classes, which are called 0, 1, ... in the order of `hand`."""
+    """The samples of some classes, with the new labels 0, 1, ... in the order of `hand`."""
     hand = hand.to(split.labels.device)
     place = torch.full((data.classes,), -1, device=hand.device)
     place[hand] = torch.arange(len(hand), device=hand.device)
@@ -268,24 +270,24 @@ def _check_classes(data: DataSet, protocol: str) -> None:
     if data.classes is None:
         kind = f"{data.train.labels.dtype} of shape {tuple(data.train.labels.shape)}"
         raise ValueError(
-            f"{protocol} needs class numbers, and the targets of {data.name} are {kind}: return int64 targets (samples,), "
-            "or name a protocol that needs none, such as continual"
+            f"{protocol} needs class numbers, but the targets of {data.name} are {kind}: return int64 targets (samples,), "
+            "or name a protocol that does not need them, such as continual"
         )
 
 
 def _check_present(data: DataSet, split: Any, name: str, wanted: Tensor) -> None:
-    """Raise if a class has no samples in a split: a task would seem to be learnt, or tested, that is not."""
+    """Raise if a class has no samples in a split, because its results would be empty."""
     counts = torch.bincount(split.labels, minlength=data.classes)[wanted.to(split.labels.device)]
     absent = wanted[(counts == 0).cpu()].tolist()
     if absent:
         listed = ", ".join(map(str, absent[:5])) + (" and more" if len(absent) > 5 else "")
-        advice = "hold out more samples" if name == "validation" else "leave it out, and number the others from 0 on"
+        advice = "hold out more samples" if name == "validation" else "leave the class out, and number the others from 0"
         raise ValueError(f"{data.name} has no {name} samples of class {listed}: {advice}")
 
 
 def _pieces(order: Tensor, count: int, name: str) -> list[Tensor]:
     if not isinstance(count, int) or not 1 <= count <= len(order):
-        raise ValueError(f"{name}={count!r}: set a whole number from 1 to {len(order)}")
+        raise ValueError(f"{name}={count!r}: set an integer from 1 to {len(order)}")
     return list(order.tensor_split(count))
 
 
@@ -295,7 +297,7 @@ def _drawn(seed: int, count: int, size: int) -> list[Tensor]:
 
 
 def _dealt(classes: int, each: int, hands: int, seed: int) -> list[Tensor]:
-    """Hands of `each` different classes; a shuffled deck of all classes is used up before the next."""
+    """Hands of `each` different classes, from one shuffled deck of all classes after the other."""
     generator = torch.Generator().manual_seed(seed)
     decks = (torch.randperm(classes, generator=generator) for _ in itertools.count())
     whole = (hand for deck in decks for hand in deck.split(each) if len(hand) == each)
@@ -304,4 +306,4 @@ def _dealt(classes: int, each: int, hands: int, seed: int) -> list[Tensor]:
 
 def _at_least_one(count: int, name: str) -> None:
     if not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name}={count!r}: set a whole number, 1 or more")
+        raise ValueError(f"{name}={count!r}: set an integer, 1 or more")

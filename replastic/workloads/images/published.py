@@ -1,4 +1,4 @@
-"""Where data sets are published, where their files are looked for, and how they are fetched."""
+"""Published data sets: where to download them, where to look for their files, and how to fetch them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-
 
 @dataclass(frozen=True)
 class Published:
-    """A data set as its authors publish it. Mean and deviation are of its training images."""
+    """A data set as published. Mean and deviation are those of its training images."""
 
-    places: tuple[str, ...]  # under the root, in the order in which they are looked at
+    places: tuple[str, ...]  # under the root, in the order in which they are searched
     addresses: tuple[str, ...]  # tried in this order
     files: dict[str, str]  # md5 by name
-    content: tuple[str, ...]  # `content_hash` of train and test, with each choice of labels; none where a decoder decides
+    content: tuple[str, ...]  # `content_hash` of train and test, for each kind of labels; none if pixels depend on a decoder
     samples: tuple[int, int]  # train, test
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -76,12 +76,12 @@ PUBLISHED = {
         (100000, 10000), (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821),
     ),
 }  # fmt: skip
-# Both sets use the same file names. Files of one that lie where the other is looked for are known by their first labels.
+# Both sets use the same file names. Their first labels show which of the two a file belongs to.
 FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}
 
 
 def content_hash(*arrays: np.ndarray) -> str:
-    """SHA-256 of images and labels as bytes: the same whether they were read from archives, folders or repacked files."""
+    """SHA-256 of images and labels as bytes, whether they come from archives, folders or repacked files."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array, np.uint8).data)
@@ -89,7 +89,7 @@ def content_hash(*arrays: np.ndarray) -> str:
 
 
 def find_archive(name: str, root: Path, download: bool) -> Path:
-    """An archive, or the folder that it was unpacked to."""
+    """The path of an archive, or of the folder that it was unpacked to."""
     places = [base / place for base in (root, root / name) for place in PUBLISHED[name].places]
     places = [root] if root.name in PUBLISHED[name].places else places
     present = [place for place in places if place.exists()]
@@ -97,25 +97,25 @@ def find_archive(name: str, root: Path, download: bool) -> Path:
 
 
 def fetch(name: str, folder: Path, looked: Sequence[str], download: bool) -> list[Path]:
-    """The published files in a folder, where those that are missing are put."""
+    """The published files in a folder; missing ones are downloaded to it."""
     published, reason = PUBLISHED[name], "download=False"
     if download:
         try:
             import pooch
 
             for file, md5 in published.files.items():
-                if not (folder / file).exists():  # another version of it is the user's, not ours to replace
+                if not (folder / file).exists():  # another version may be the user's own, and is not replaced
                     _retrieve(pooch.retrieve, published.addresses, file, md5, folder)
             return [folder / file for file in published.files]
         except ImportError:
-            reason = 'pooch, which fetches it, is not installed: pip install "replastic[data]"'
+            reason = 'pooch, which downloads it, is not installed: pip install "replastic[data]"'
         except OSError as error:
-            reason = f"fetching it failed: {error}"
+            reason = f"the download failed: {error}"
     raise FileNotFoundError(
-        f"{name} is not there, and {reason}. Looked for\n  "
+        f"{name} was not found, and {reason}. Looked for\n  "
         + "\n  ".join(looked)
         + f"\nPut {', '.join(published.files)} from "
-        f'{published.addresses[0]} into {folder}, or say where it is, as in load("{name}", "path/to/it") or REPLASTIC_DATA'
+        f'{published.addresses[0]} into {folder}, or pass its folder, as in load("{name}", "path/to/it") or REPLASTIC_DATA'
     )
 
 
@@ -134,13 +134,13 @@ def _retrieve(
 
 
 def idx_files(folder: Path) -> dict[str, Path]:
-    """The files of MNIST's format that are in a folder, in either spelling."""
+    """The files in MNIST's format in a folder, by either spelling of their names."""
     spelt = {name: (name, name.replace("-idx", ".idx")) for name in IDX_FILES}
     files = ((name, folder / (s + gz)) for name, spellings in spelt.items() for s in spellings for gz in (".gz", ""))
     return {name: file for name, file in files if file.is_file()}
 
 
 def lacking(folder: Path, found: Collection[str]) -> str:
-    """What is missing there, in words."""
+    """The missing files, as text."""
     missing = [f"{name}[.gz]" for name in IDX_FILES if name not in found]
     return f"{folder}: lacks {', '.join(missing)}" if found else f"{folder / missing[0]} and the other three"

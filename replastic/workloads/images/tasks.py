@@ -1,7 +1,7 @@
 """Images as tensors, and the tasks that are made of them.
 
-The images of a data set lie on the device once, as bytes. What a task learns is an index into them, labels of its own and,
-if its pixels are shuffled, their order: tasks share the images, and a batch is gathered where it is needed.
+The images of a data set are on the device once, as bytes. A task has an index into them, its own labels and, if its pixels
+are shuffled, their order: tasks share the images, and each batch is gathered on the device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Split:
             )
         if self.labels.device != self.images.device:
             raise ValueError(
-                f"images are on {self.images.device} and labels on {self.labels.device}: put both on one device, as in "
+                f"images are on {self.images.device} and labels on {self.labels.device}: move both to one device, as in "
                 "labels.to(images.device)"
             )
 
@@ -63,9 +63,9 @@ class Split:
 
 
 class DataSet(ABC):
-    """What protocols need of a data set: images (`ImageData`), or any other tensors (`TensorData`), in splits.
+    """The interface of a data set for protocols: images (`ImageData`), or any other tensors (`TensorData`), in splits.
 
-    classes: how many; None: the labels are not class numbers.
+    classes: their number; None: the labels are not class numbers.
     """
 
     name: str
@@ -77,11 +77,11 @@ class DataSet(ABC):
     @property
     @abstractmethod
     def positions(self) -> int:
-        """Of how many places in a sample `permuted_pixels` changes the order."""
+        """The number of positions in a sample that `permuted_pixels` permutes."""
 
     @abstractmethod
     def examples(self, split: Any, index: Tensor | None = None, labels: Tensor | None = None) -> Any:
-        """Some of a split's samples, or all; under their own labels, or others. index: numbers, or a bool for each."""
+        """Some of a split's samples, or all, with their own labels or others. index: numbers, or a bool for each sample."""
 
     @abstractmethod
     def task(
@@ -95,10 +95,10 @@ class DataSet(ABC):
         allowed: Tensor | None = None,
         new: Tensor | None = None,
     ) -> LabelledTask:
-        """A task that learns `examples` and is tested on each of `tests`. allowed, new: as in `labelled_task`."""
+        """A task that trains on `examples` and is tested on each of `tests`. allowed, new: see `labelled_task`."""
 
     def splits(self) -> dict[str, Any]:
-        """The splits there are, by name."""
+        """The splits that exist, by name."""
         held_out = {"validation": self.validation} if self.validation is not None else {}
         return {"train": self.train, **held_out, "test": self.test}
 
@@ -106,13 +106,13 @@ class DataSet(ABC):
         return replace(self, **{name: split.to(device) for name, split in self.splits().items()})  # pyright: ignore
 
     def hold_out(self, samples: int, seed: int) -> Self:
-        """With some of the training samples, chosen at random, set apart for validation."""
+        """The data set with some of its training samples, chosen at random, as validation samples."""
         if self.validation is not None:
             raise ValueError(
-                f"{self.name} has {len(self.validation)} validation samples already, which would be lost: hold out once"
+                f"{self.name} already has {len(self.validation)} validation samples, which would be lost: hold out once"
             )
         if not isinstance(samples, int) or not 0 < samples < len(self.train):
-            raise ValueError(f"validation={samples}: {self.name} has {len(self.train)} training samples to hold some out of")
+            raise ValueError(f"validation={samples}: {self.name} has {len(self.train)} training samples: hold out fewer")
         order = shuffled(len(self.train), seed).to(self.train.labels.device)
         held_out, kept = self.train.of(order[:samples]), self.train.of(order[samples:])
         return replace(self, validation=held_out, train=kept)  # pyright: ignore
@@ -135,8 +135,8 @@ class ImageData(DataSet):
             mine, first = ((tuple(one.images.shape[1:]), one.images.device) for one in (split, self.train))
             if mine != first:
                 raise ValueError(
-                    f"{self.name}: {name} images are {mine[0]} on {mine[1]}, and train images {first[0]} on {first[1]}: "
-                    "give all splits one shape and one device"
+                    f"{self.name}: {name} images are {mine[0]} on {mine[1]}, but train images {first[0]} on {first[1]}: "
+                    "all splits must have the same shape and device"
                 )
             if len(split) and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < self.classes:
                 raise ValueError(
@@ -148,8 +148,8 @@ class ImageData(DataSet):
             raise ValueError(f"{self.name}: {len(self.mean)} means and {len(self.std)} deviations for {channels} channels")
         if not all(0 < deviation < math.inf for deviation in self.std):
             raise ValueError(
-                f"{self.name}: std={self.std}, and images are divided by it: pass a positive number for each channel, 1 "
-                "for a constant one"
+                f"{self.name}: std={self.std}, by which images are divided: pass a positive number for each channel, 1 for "
+                "a constant one"
             )
 
     @property
@@ -163,7 +163,7 @@ class ImageData(DataSet):
         return self.shape[1] * self.shape[2]
 
     def as_pixels(self) -> ImageData:
-        """With images that a model sees as they are, from 0 to 1, instead of normalised."""
+        """The data set with images from 0 to 1 instead of normalised ones."""
         return replace(self, mean=(0.0,) * len(self.mean), std=(1.0,) * len(self.std))
 
     def examples(self, split: Split, index: Tensor | None = None, labels: Tensor | None = None) -> Examples:
@@ -176,20 +176,20 @@ class ImageData(DataSet):
 
 
 def shuffled(count: int, seed: int) -> Tensor:
-    """0 to count-1 in an order that the seed alone decides, on every device the same."""
+    """0 to count-1 in an order that depends only on the seed, not on the device."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Samples as a task sees them: which images, under which labels, with their pixels in which order."""
+    """The samples of a task: the numbers of its images, their labels, and the order of their pixels."""
 
     images: Tensor  # uint8 (all, height, width, channels): of the whole split, shared by all tasks
     index: Tensor  # (samples,)
     labels: Tensor  # (samples,)
     shift: Tensor  # (channels, 1, 1): subtracted from bytes,
     scale: Tensor  # (channels, 1, 1): and multiplied
-    pixels: Tensor | None = None  # (height · width,): which pixel stands at each place; its channels stay together
+    pixels: Tensor | None = None  # (height · width,): the pixel at each position; its channels stay together
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -199,7 +199,7 @@ class Examples:
         return self.labels.device
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (batch, channels, height, width), normalised, and labels. In memory the channels come last."""
+        """Normalised images (batch, channels, height, width), with channels last in memory, and labels."""
         images = self.images.index_select(0, self.index.index_select(0, chosen))
         if self.pixels is not None:
             images = images.flatten(1, 2).index_select(1, self.pixels).view_as(images)
@@ -216,15 +216,15 @@ def chosen_of(split: Any, index: Any, labels: Any) -> tuple[Tensor, Tensor]:
         index = index.nonzero().flatten()
     if index.ndim != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
         raise ValueError(
-            f"an index of shape {tuple(index.shape)} and {index.dtype} for {count} samples: pass whole numbers (samples,), "
+            f"an index of shape {tuple(index.shape)} and {index.dtype} for {count} samples: pass integers (samples,), "
             "or one bool for each sample"
         )
     index = index.to(torch.int64)
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < count:
-        raise ValueError(f"an index goes from {int(index.min())} to {int(index.max())}, and there are {count} samples")
+        raise ValueError(f"an index goes from {int(index.min())} to {int(index.max())}, but there are {count} samples")
     labels = split.labels[index] if labels is None else torch.as_tensor(labels, device=device)
     if len(labels) != len(index):
-        raise ValueError(f"{len(index)} samples are to have {len(labels)} labels: pass one for each")
+        raise ValueError(f"there are {len(labels)} labels for {len(index)} samples: pass one for each")
     return index, labels
 
 
@@ -232,8 +232,8 @@ def chosen_of(split: Any, index: Any, labels: Any) -> tuple[Tensor, Tensor]:
 class LabelledTask(IndexedTask):
     """A task of samples with labels.
 
-    new: (classes,), bool: classes that this task has and no earlier one; None: tasks of this protocol do not add classes.
-    figures: the names of what `evaluate` returns.
+    new: (classes,), bool: classes that no earlier task has; None: tasks of this protocol do not add classes.
+    figures: the names of the figures that `evaluate` returns.
     """
 
     samples: Any = field(kw_only=True)  # with `labels`, like all of `tests`
@@ -260,12 +260,12 @@ def labelled_task(
     loss: Loss = nn.functional.cross_entropy,
     figures: Sequence[str] = ("accuracy",),
 ) -> LabelledTask:
-    """A task that learns `examples` and is tested on each of `tests`, as "<name>_accuracy".
+    """A task that trains on `examples` and is tested on each of `tests`, as "<name>_accuracy".
 
-    allowed: (classes,), bool: outputs of other classes count for nothing, in training and in tests. None: all count.
-    new: as in `LabelledTask`.
-    loss: of outputs and targets; their mean.
-    figures: of each test, "accuracy", "loss" or both; without the first, targets are not class numbers.
+    allowed: (classes,), bool: outputs of other classes are ignored, in training and in tests. None: all count.
+    new: see `LabelledTask`.
+    loss: a function of outputs and targets that returns the mean over samples.
+    figures: of each test, "accuracy", "loss" or both; without "accuracy", targets need not be class numbers.
     """
     check_samples(name, examples, tests, batch)
     masked = masking(name, allowed)
@@ -294,30 +294,30 @@ def labelled_task(
 
 
 def check_samples(name: str, examples: Samples, tests: Mapping[str, Samples], batch: int) -> None:
-    """Raise if a task has nothing to learn or to be tested on, or batches of no size."""
+    """Raise if a task has no training or test samples, or an invalid batch size."""
     if not isinstance(tests, Mapping):
-        raise TypeError(f"task {name!r}: tests are a {type(tests).__name__}: pass a dict of names and data.examples(...)")
-    for what, one in {"what it learns": examples, **{f"the test {key!r}": tested for key, tested in tests.items()}}.items():
+        raise TypeError(f"task {name!r}: tests is a {type(tests).__name__}: pass a dict of names and data.examples(...)")
+    for what, one in {"examples": examples, **{f"tests[{key!r}]": tested for key, tested in tests.items()}}.items():
         if not hasattr(one, "batch"):
             raise TypeError(f"task {name!r}: {what} is {type(one).__name__}: pass data.examples(split)")
     if not len(examples):
-        raise ValueError(f"task {name!r} has no samples to learn")
+        raise ValueError(f"task {name!r} has no training samples")
     empty = [split for split, tested in tests.items() if not len(tested)]
     if empty:
-        raise ValueError(f"task {name!r} has no {empty[0]} samples: it learns {len(examples)}, and cannot be tested on any")
+        raise ValueError(f"task {name!r} has no {empty[0]} samples, but {len(examples)} to train on: leave this test out")
     if not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch={batch!r}: set the samples of a step, a whole number, 1 or more")
+        raise ValueError(f"batch={batch!r}: set the number of samples in a step, an integer, 1 or more")
 
 
 def masking(name: str, allowed: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """A function of outputs that leaves the allowed classes alone to choose from. allowed: as in `labelled_task`."""
+    """A function that sets the outputs of all other classes to -inf. allowed: see `labelled_task`."""
 
     def masked(outputs: Tensor) -> Tensor:
         if allowed is None:
             return outputs
-        if outputs.shape[-1] != len(allowed):  # else a single output would be taken for all of them
+        if outputs.shape[-1] != len(allowed):  # a single output would be broadcast
             raise ValueError(
-                f"task {name!r}: the model has {outputs.shape[-1]} outputs, and there are {len(allowed)} classes"
+                f"task {name!r}: the model has {outputs.shape[-1]} outputs, but there are {len(allowed)} classes"
             )
         return outputs.masked_fill(~allowed, -torch.inf)
 
@@ -326,7 +326,7 @@ def masking(name: str, allowed: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def means(model: nn.Module, examples: Samples, sums: Mapping[str, Loss]) -> dict[str, Tensor]:
-    """Means over all samples in evaluation mode, as tensors on the device. sums: of a batch's outputs and targets."""
+    """Means over all samples in evaluation mode, as tensors on the device. sums: over a batch, of outputs and targets."""
     if not len(examples):
         raise ValueError("there are no samples to test on")
     totals = {name: torch.zeros((), dtype=torch.float64, device=examples.device) for name in sums}
