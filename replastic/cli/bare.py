@@ -17,6 +17,7 @@ COMMANDS = (
     "unpack",
     "inspect",
     "fire",
+    "tokenize",
     "list",
     "show",
     "new-method",
