@@ -318,6 +318,7 @@ def test_gpt2_makes_the_tokens_of_tiktoken(tmp_path: Path, monkeypatch: pytest.M
     tiktoken, loading = pytest.importorskip("tiktoken"), pytest.importorskip("tiktoken.load")
     public = pytest.importorskip("tiktoken_ext.openai_public")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    monkeypatch.setattr(loading, "read_file", lambda path: Path(path).read_bytes())  # older versions need a package for it
     ranks = loading.data_gym_to_mergeable_bpe_ranks(f"{GPT2}/vocab.bpe", f"{GPT2}/encoder.json")
     plain = tiktoken.Encoding("gpt2", pat_str=public.r50k_pat_str, mergeable_ranks=ranks, special_tokens={END: 50256})
     made = [*texts(50), f"text, not an {END}", "", " \n\n  \n ", "naïve 漢字\u3000 x" * 50]
