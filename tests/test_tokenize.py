@@ -447,6 +447,7 @@ def refusals(tmp_path: Path) -> dict[str, tuple[dict[str, Any], str]]:
         "no vocabulary": ({"tokenizer": str(tmp_path / "none.json")}, r"none\.json"),
         "not a vocabulary": ({"tokenizer": str(tmp_path / "a.json")}, r"a\.json is not"),
         "more sources": ({"sources": ["three.txt"]}, r"three\.txt has 3 lines.*a\.txt has 2 documents"),
+        "empty sources": ({"sources": ["empty.txt"]}, r"empty\.txt is empty"),
         "too few files of sources": ({"corpora": ["a.txt", "three.txt"], "sources": ["three.txt"]}, "1 files of sources"),
         "a source that is a path": ({"sources": ["path.txt"]}, r"path\.txt, line 2"),
         "all held out": ({"hold_out": 0.9}, "--hold-out 0.9 of the 2 documents"),
@@ -459,8 +460,8 @@ def refusals(tmp_path: Path) -> dict[str, tuple[dict[str, Any], str]]:
 
 @pytest.mark.parametrize("case", [
     "no corpus", "missing", "folder", "another format", "empty", "one name twice", "unknown tokenizer", "no vocabulary",
-    "not a vocabulary", "more sources", "too few files of sources", "a source that is a path", "all held out",
-    "none held out", "no share", "no name", "negative",
+    "not a vocabulary", "more sources", "empty sources", "too few files of sources", "a source that is a path",
+    "all held out", "none held out", "no share", "no name", "negative",
 ])  # fmt: skip
 def test_what_is_wrong_is_named_and_nothing_is_written(case: str, tmp_path: Path) -> None:
     if case in ("no vocabulary", "not a vocabulary"):

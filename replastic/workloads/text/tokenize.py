@@ -162,6 +162,8 @@ def _read_sources(path: Path) -> list[str]:
     names: list[str] = []
     for block in blocks(path, "lines", cuts=False):
         names += [line.decode(errors="replace").rstrip("\r\n") for line in documents_of(block, "lines")]
+    if not names:
+        raise ValueError(f"{path} is empty: pass a file with a line for each document")
     for number, name in enumerate(names, 1):
         if not _is_name(name):
             raise ValueError(
