@@ -18,6 +18,7 @@ COMMANDS = (
     "unpack",
     "inspect",
     "fire",
+    "tokenize",
     "list",
     "show",
     "new-method",

@@ -7,5 +7,6 @@ from .looking import Best, Compare, Report
 from .new_method import NewMethod
 from .packing import Pack, Unpack
 from .running import Run, Sweep
+from .tokenizing import Tokenize
 
-ALL = (Run, Sweep, Report, Compare, Best, Pack, Unpack, Inspect, Fire, List, Show, NewMethod, Doctor)
+ALL = (Run, Sweep, Report, Compare, Best, Pack, Unpack, Inspect, Fire, Tokenize, List, Show, NewMethod, Doctor)

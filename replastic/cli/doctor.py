@@ -20,6 +20,7 @@ _FOR = {
     "report": "reports and comparisons",
     "data": "fetching data sets, decoding images",
     "demo": "the digits of experiments/quick.toml",
+    "text": "tokenize with GPT-2's tokenizer, or one of the library tokenizers",
     "ray": "sweep --on ray",
     "slurm": "sweep --on slurm",
     "live": "run --live tensorboard or wandb",
