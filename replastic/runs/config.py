@@ -95,7 +95,7 @@ class Experiment:
     metric: str = "test_accuracy"
     share_first_task: bool = True
     checkpoints: Checkpoints = Checkpoints()
-    computing: Computing = Computing()
+    computing: Computing = field(default_factory=Computing)
 
 
 def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:

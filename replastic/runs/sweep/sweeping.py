@@ -112,7 +112,7 @@ def _engine(
         return OnSlurm(out.absolute(), jobs, device=place, options=options)
     if "threads" in options:
         raise OptionError(
-            "--engine threads: threads decide results, so write [run] threads in the file, or --set run.threads=2"
+            "--engine threads: threads decide results; write [run] threads in the file, or --set run.threads=2"
         )
     check_engine_options("local", options, {})
     return Local(jobs, device=place, threads=threads)
