@@ -41,7 +41,7 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
     items += other_figures(study, kind, smooth)
     items.append(_runs_table(study))
     arms = [
-        Arm(arm, counted([run.status for run in runs.values()]), arm == study.baseline, arm not in aside)
+        Arm(arm, counted([run.status for run in runs.values()]), arm == study.baseline, arm not in aside, _method_of(runs))
         for arm, runs in study.arms.items()
     ]
     cautions = list(_cautions(study, smooth=smooth, aside=aside, not_chosen=not_chosen))
@@ -54,6 +54,13 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
         cautions,
         _details(study),
     )
+
+
+def _method_of(runs: Mapping[int, Run]) -> str:
+    """The name of an arm's first method; "" without one."""
+    methods = next((run.config.get("methods") for run in runs.values()), None)
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    return str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
 def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = ()) -> str:
