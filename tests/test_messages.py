@@ -75,7 +75,7 @@ def test_a_network_that_does_not_fit_into_memory_is_said_to_be_too_large(
 def test_an_onnx_graph_is_recognised(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(b"\x08\x08\x12\x07pytorch" + bytes(50))
-    with pytest.raises(CheckpointError, match="ONNX.*exported from"):
+    with pytest.raises(CheckpointError, match=r"ONNX.*exported from"):
         inspect(path)
 
 
