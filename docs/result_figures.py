@@ -12,10 +12,12 @@ from result_lines import ITERATIONS, chosen_arms, packed
 from result_lines_over_tasks import shares_and_ends
 
 from replastic.report import Study, gather
+from replastic.report.accuracy import entitled
 from replastic.report.charts import chart
 from replastic.report.contents import chapter
 from replastic.report.curves import Moment
 from replastic.report.figures import draw
+from replastic.report.finding import finding, in_words
 from replastic.report.items import Chart, Line
 from replastic.report.spectra import spectra
 
@@ -31,7 +33,8 @@ class OverTime:
     smooth: int = 0  # over so many points; 0: not
 
     def chart(self, study: Study) -> Chart | None:
-        return chart(study, self.figure or study.metric, self.moment, "Accuracy", "mean", smooth=self.smooth)
+        made = chart(study, self.figure or study.metric, self.moment, "Accuracy", "mean", smooth=self.smooth)
+        return entitled(made, finding(study)) if made is not None and self.figure in (None, study.metric) else made
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,9 @@ class Scatter:
         for arm, runs in study.arms.items():
             _, shares, ends = zip(*shares_and_ends(runs.values(), self.figure), strict=True)
             lines.append(Line(arm, _apart(shares), _apart(ends), arm=arm))
-        return Chart(
-            "scatter", f"{self.figure} of a task and the Hessian at its start", "", "", "ε-rank, share", self.figure, lines,
-            x_log=True,
-        )  # fmt: skip
+        name = in_words(self.figure)
+        title = f"{name.capitalize()} of a task and the Hessian at its start"
+        return Chart("scatter", title, "", "", "ε-rank, share", name, lines, x_log=True)
 
 
 def _apart(values: Sequence[float]) -> list[float]:
@@ -76,9 +78,11 @@ def _apart(values: Sequence[float]) -> list[float]:
     return [one for value in values for one in (value, math.nan)]
 
 
+QUICK = ("base", "full reset", "S&P", "ReDo", "SWR", "FIRE")  # of ten arms; README has a table of all
 AS_RELEASED = ["permuted-mnist-as-released"]
 FIGURES: dict[str, OverTime | Spectra | Scatter] = {
-    "quick.png": OverTime(["quick"], "end"),
+    "quick.png": OverTime(["quick"], "end", QUICK),
+    "quick-dark.png": OverTime(["quick"], "end", QUICK),
     "warm-start-cifar10.png": OverTime(["fire-2a-cifar10"], "last"),
     "warm-start-cifar100.png": OverTime(["fire-2a-cifar100"], "last"),
     "continual-cifar10.png": OverTime(["fire-2b-cifar10"], "end"),
@@ -102,10 +106,10 @@ FIGURES: dict[str, OverTime | Spectra | Scatter] = {
 
 
 def figure(name: str) -> bytes:
-    """One picture, as the report draws it."""
-    study, shown = charted(name)
+    """One picture, as the report draws it; NAME-dark.png for dark pages."""
+    study, shown = charted(name.replace("-dark.", "."))
     with tempfile.TemporaryDirectory() as folder:
-        paths = draw(shown, chapter(study).arms, Path(folder))
+        paths = draw(shown, chapter(study).arms, Path(folder), dark="-dark." in name)
         return next(path for path in paths if path.suffix == ".png").read_bytes()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor, nn
@@ -101,6 +102,13 @@ def check_loss_and_clip(loss: object, clip: float | None) -> None:
         raise ValueError(f"clip={clip!r}: pass the largest norm of a gradient, above 0, or None")
 
 
+def check_tensors(inputs: object, targets: object) -> None:
+    """Raise for arrays of NumPy, which a model does not take."""
+    for name, value in (("inputs", inputs), ("targets", targets)):
+        if isinstance(value, np.ndarray):
+            raise TypeError(f"learner.step(): {name} is a numpy.ndarray: pass a tensor, torch.from_numpy({name})")
+
+
 def check_objective(objective: Tensor) -> None:
     """Raise unless it is one number with a gradient."""
     if objective.numel() != 1:
@@ -122,6 +130,16 @@ def check_task(task: object, methods: list[Method]) -> None:
     needy = [type(method).__name__ for method in methods if method.needs_task]
     if task is None and needy:
         raise ValueError(f"{needy[0]} needs the data of every task: call learner.begin(rp.Task(name, batches, loss))")
+
+
+def warn_of_rate_0(optimizer: Optimizer) -> None:
+    """Warn if a task begins with a learning rate of 0 in every group: what a scheduler leaves that has ended."""
+    if all(float(group["lr"]) == 0 for group in optimizer.param_groups if "lr" in group):
+        warnings.warn(
+            "a task begins with learning rate 0, so nothing will be learnt: set the rate, and make a new scheduler for each "
+            "task (docs/learner.md has a recipe), before begin() or, if it warms up from 0, after it",
+            stacklevel=3,
+        )
 
 
 def check_holds(model: nn.Module, optimizer: Optimizer) -> None:

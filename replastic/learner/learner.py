@@ -27,6 +27,7 @@ from .checks import (
     check_placed,
     check_processes,
     check_task,
+    check_tensors,
     check_unchanged,
     flat_list,
     optimizers_of,
@@ -35,6 +36,7 @@ from .checks import (
     refuse_step,
     structure_of,
     trains_of,
+    warn_of_rate_0,
     warn_of_untrained,
 )
 from .fresh import built_like, first_weights, reinitialised, seeded, trainable
@@ -104,6 +106,7 @@ class Learner:
         self._can_draw = False  # whether a new model was made successfully
         self.taps: Tap | None = None
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward passes
+        self.scheduled = False  # whether the loop sets the learning rate before each step
         self._loss = loss
         self._have_started([])
         self._structure, self._place = structure_of(original(model)), place_of(model)
@@ -121,6 +124,7 @@ class Learner:
     def step(self, inputs: Any, targets: Any, *, clip: float | None = None) -> Tensor:
         """Train on one batch: forward pass, `backward` and `apply`. Returns the task's loss, without penalties."""
         check_own_steps(self.optimizer)
+        check_tensors(inputs, targets)
         batch = Batch(inputs, targets)
         if self.taps is not None:  # the forward pass must show units that were unfrozen
             self.notice_frozen()
@@ -243,6 +247,8 @@ class Learner:
                 self.task, self.task_number = before  # so that the caller can mend the cause and begin it again
                 raise
         self._begun = True
+        if not self.scheduled:
+            warn_of_rate_0(self.optimizer)
 
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
         """The sum of the methods' penalties, to be added to the loss.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from ..options import nearest
 from .task import Task
 
 if TYPE_CHECKING:
@@ -42,6 +44,14 @@ class Method:
     books: ClassVar[tuple[str, ...]] = ()
     one_process: ClassVar[bool] = False
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        known = signature(cls.__init__).parameters
+        wrong = [name for name in settings if name not in known]
+        if wrong and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+            told = nearest(wrong[0], [name for name in known if name != "self"])
+            raise TypeError(f"{cls.__name__}({wrong[0]}={settings[wrong[0]]!r}): {told}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value, numeric = getattr(self, item.name), type(item.default) in (int, float) and "None" not in str(item.type)
@@ -73,6 +83,10 @@ class Method:
     def evaluated(self, learner: Learner) -> dict[str, nn.Module] | None:
         """The networks to be evaluated, by name; the first one's results count. None: the learner's model."""
         return None
+
+    def never_acted(self) -> str:
+        """Why the method has changed nothing in its run so far; "" if it has, or if it cannot tell."""
+        return ""
 
     @classmethod
     def overrides(cls, moment: str) -> bool:

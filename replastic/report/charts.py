@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..record.position import singular
 from .curves import Moment, boundaries, can_smooth, curves, lines, odd, thinned
 from .estimates import Centre, estimate
+from .finding import in_words
 from .gathering import Study
 from .items import Bar, Bars, Chart
 
@@ -39,11 +40,11 @@ def chart(
         notes.append("Thinned: not every point is drawn.")
     return Chart(
         f"{name}-{moment}".replace("/", "-").replace("_", "-"),
-        _TITLES[moment].format(name, over) + (", smoothed" if smooth else ""),
+        _capital(_TITLES[moment].format(in_words(figure), over)) + (", smoothed" if smooth else ""),
         " ".join(notes),
         section,
         _LABELS[moment].format(one),
-        name,
+        in_words(figure),
         lines(found, kind, smooth=smooth),
         whole=True,
         marks=boundaries(study) if moment == "epoch" else (),
@@ -68,4 +69,8 @@ def chart_or_bars(
         moment, f"in {singular(study.unit)}"
     )
     note = f"{note} Bar: {kind} over seeds; whisker: 95 % bootstrap interval.".strip()
-    return Bars(made.name, f"{made.y_label} {when} {last:g}", note, section, made.y_label, bars)
+    return Bars(made.name, _capital(f"{made.y_label} {when} {last:g}"), note, section, made.y_label, bars)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .estimates import ENOUGH, Centre, Difference, centre, estimate, holm, paired
+from .finding import in_words
 from .gathering import Study
 from .items import Table
 from .summary import Summary, counted, summarise
@@ -84,7 +85,7 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
         )
     return Table(
         "final",
-        f"How it ended: {study.metric}",
+        f"How it ended: {in_words(study.metric)}",
         note,
         "Results",
         [columns[number][0] for number in used],

@@ -17,6 +17,7 @@ from .cost import cost
 from .curves import can_smooth, curves, odd
 from .estimates import ENOUGH, Centre
 from .gathering import Study, plain_arms
+from .idle import chosen_baseline, idle
 from .items import Arm, Bars, Chapter, Chart, Table
 from .measured import measured
 from .sensitivity import sensitivity, set_aside
@@ -40,7 +41,7 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
     items += other_figures(study, kind, smooth)
     items.append(_runs_table(study))
     arms = [
-        Arm(arm, counted([run.status for run in runs.values()]), arm == study.baseline, arm not in aside)
+        Arm(arm, counted([run.status for run in runs.values()]), arm == study.baseline, arm not in aside, _method_of(runs))
         for arm, runs in study.arms.items()
     ]
     cautions = list(_cautions(study, smooth=smooth, aside=aside, not_chosen=not_chosen))
@@ -53,6 +54,13 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
         cautions,
         _details(study),
     )
+
+
+def _method_of(runs: Mapping[int, Run]) -> str:
+    """The name of an arm's first method; "" without one."""
+    methods = next((run.config.get("methods") for run in runs.values()), None)
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    return str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
 def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = ()) -> str:
@@ -127,11 +135,9 @@ def _cautions(
         yield "Some runs were made with code that had uncommitted changes."
     for name, (count, reason) in _not_measured(study).items():
         yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, for example: {reason}"
-    others = [arm for arm in plain_arms(study.arms) if arm != study.baseline]
-    if study.baseline is not None and others:
-        yield f"{study.baseline} is the baseline; no method acts in {', '.join(others)} either: --baseline chooses another."
-    if study.baseline is None:
-        yield "Every arm has a method, so no baseline was chosen: name one with --baseline."
+    yield from idle(study)
+    if study.baseline is None or len(plain_arms(study.arms)) > 1:
+        yield chosen_baseline(study)
     if aside:
         yield "Of each grid only the best point on validation images is shown at first."
     for grid, reason in not_chosen.items():

@@ -46,8 +46,10 @@ from ..train import Training
 from ..train.measuring import Measuring
 from ..workloads.base import Workload, workload_of_kind
 from .starts import Start, chosen_starts, starts_of
+from .threads import Computing
 
 Table = Mapping[str, Any]
+_FIRST_LINES = {"arms": "[arms.base], for training without any method", "training": "[training], and renew_optimizer = true"}
 _LONGEST = 255  # bytes of a name; a folder is named after an arm
 
 
@@ -104,6 +106,7 @@ class Experiment:
     share_first_task: bool = True
     checkpoints: Checkpoints = Checkpoints()
     starts: Mapping[str, Start] = field(default_factory=dict)
+    computing: Computing = field(default_factory=Computing)
 
     def located(self, root: str | Path | None) -> Experiment:
         """With the files of its data found, as a record names them; FileNotFoundError if one is missing."""
@@ -122,7 +125,8 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:  # also numbers of thousands of digits, and lists in each other
-        raise OptionError(f"{path}: {problem}") from problem
+        hint = '; text stands in quotes, as in name = "digits"' if "Invalid value" in str(problem) else ""
+        raise OptionError(f"{path}: {problem}{hint}") from problem
     for change in changes:
         _change(table, change)
     try:
@@ -138,8 +142,11 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
     check_type(kind, str, "kind")
     workload = workload_of_kind(kind)
     known = ["name", "about", "kind", "seeds", "metric", "share_first_task", *workload.tables, "training", "measures",
-             "checkpoints", "starts", "arms"]  # fmt: skip
-    check_keys(table, known, "the file", ["name", "seeds", *workload.tables, "training", "arms"])
+             "checkpoints", "starts", "run", "arms"]  # fmt: skip
+    check_keys(table, known, "the file", ["name", "seeds"])
+    for key in (*workload.tables, "training", "arms"):
+        if key not in table:
+            raise OptionError(f"the file has no [{key}]: write {_FIRST_LINES.get(key, f'[{key}]')}")
     plain = {"name": str, "about": str, "seeds": list[int], "metric": str, "share_first_task": bool}
     for key, expected in plain.items():
         if key in table:
@@ -162,6 +169,7 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
         share_first_task=table.get("share_first_task", True),
         checkpoints=made(Checkpoints, _table(table.get("checkpoints", {}), "[checkpoints]"), "[checkpoints]"),
         starts=starts,
+        computing=made(Computing, _table(table.get("run", {}), "[run]"), "[run]"),
         arms=_arms(_table(table["arms"], "[arms]"), training, starts, folder),
     )
 

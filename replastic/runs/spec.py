@@ -89,6 +89,7 @@ class RunSpec:
             "tasks": self.tasks,
             **({"start": {"arm": arm.start_of, "name": arm.start.name, **arm.start.point}} if arm.start is not None else {}),
             **({"starts": {name: start.point for name, start in self.starts.items()}} if self.starts else {}),
+            **({"run": {"threads": threads}} if (threads := experiment.computing.threads) is not None else {}),
         }
         return json.loads(json.dumps(config))  # as it comes back from its file
 
