@@ -33,8 +33,12 @@ class Compared(NamedTuple):
 def compare(study: Study) -> list[Compared]:
     """All arms in the last tasks of the stream, best first."""
     found = summarise(study)
-    base = next((one for one in found if one.arm == study.baseline and one.last), None)
-    differences = [paired(one.last, base.last) if base and one is not base and one.last else None for one in found]
+    done = {one.arm: one for one in found if one.last}
+    bases = [done.get(study.baseline_of(one.arm) or "") for one in found]
+    differences = [
+        paired(one.last, base.last) if base and one is not base and one.last else None
+        for one, base in zip(found, bases, strict=True)
+    ]
     ps = holm([one.p if one else math.nan for one in differences])
     return [
         Compared(one, *_interval(one), difference, p)
@@ -79,7 +83,7 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
     note += ", IQM the interquartile mean." if "IQM" in shown else "."
     if any(one.difference for one in compared):
         note += (
-            f" Difference from {study.baseline!r} seed by seed, with the interval and p of a paired t-test; p is adjusted "
+            f" Difference from {_baseline(study)} seed by seed, with the interval and p of a paired t-test; p is adjusted "
             "for the number of arms (Holm), the interval is not."
         )
     return Table(
@@ -93,9 +97,15 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
     )
 
 
+def _baseline(study: Study) -> str:
+    """The baseline's name, for a note."""
+    family = next((name for name, several in study.families.items() if study.baseline in several.values()), study.baseline)
+    return repr(study.baseline) if family == study.baseline else f"{family!r} from the same start,"
+
+
 def _row(one: Compared) -> list[str | float | None]:
     summary, difference = one.summary, one.difference
-    first = float(np.mean(list(summary.first.values()))) if summary.first else math.nan
+    first = summary.of_first[0]
     figures = [first, summary.mean, summary.spread, one.low, one.high, one.iqm, len(summary.last)]
     figures += [difference.mean, difference.low, difference.high, one.p, difference.n] if difference else [math.nan] * 5
     known = [None if math.isnan(figure) else figure for figure in figures]
