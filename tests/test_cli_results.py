@@ -78,12 +78,13 @@ def test_best_prints_the_point_with_its_spread_and_n(tmp_path: Path, capsys: Any
 def test_compare_prints_arms_with_n_spread_and_a_paired_test(tmp_path: Path, capsys: Any) -> None:
     write_runs(parse(tiny({"base": {}, "FIRE!": {"name": "fire"}})), tmp_path / "out", _rows)
     assert main(["compare", str(tmp_path / "out"), "--metric", "validation_accuracy"]) == 0
-    title, head, first, second, note = capsys.readouterr().out.splitlines()
+    title, head, first, second, note, chosen, *_ = capsys.readouterr().out.splitlines()
     assert title == "tiny: validation_accuracy"
     assert "difference" in head
     assert first.split()[:4] == ["FIRE!", "0.725", "0.725", "0.106"]
     assert second.split()[0] == "base"
     assert "paired t-test" in note
+    assert "baseline is base" in chosen
     assert main(["compare", str(tmp_path / "out"), "--metric", "tset_accuracy"]) == 2
     assert "validation_accuracy, test_accuracy" in capsys.readouterr().err
     assert main(["compare", str(tmp_path / "out"), "--baseline", "bsae"]) == 2

@@ -600,3 +600,31 @@ def test_weights_that_cannot_be_drawn_are_missed_before_a_task_is_trained(method
     with pytest.raises(ValueError, match=r"scale"):
         Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=method(**given))
     Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=method(**given), build=Own)
+
+
+def annealed(learner: rp.Learner, steps: int) -> list[float]:
+    """The rates of a task with a new cosine schedule."""
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(learner.optimizer, steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+        learner.optimizer.step()
+        schedule.step()
+    return rates
+
+
+def test_begin_warns_if_the_learning_rate_is_0_as_an_ended_scheduler_leaves_it() -> None:
+    model = nn.Linear(3, 2)
+    learner = rp.Learner(model, torch.optim.SGD(model.parameters(), 0.1), methods=rp.FIRE())
+    learner.begin()
+    annealed(learner, 4)
+    with pytest.warns(UserWarning, match="learning rate 0"):
+        learner.begin()
+    assert annealed(learner, 4) == pytest.approx([0.0] * 4)  # a new schedule alone does not help
+    for group in learner.optimizer.param_groups:
+        group["lr"] = group["initial_lr"] = 0.1
+    learner.begin()
+    assert annealed(learner, 4)[0] == 0.1
+    learner.optimizer.param_groups[0]["lr"] = 0.0
+    learner.scheduled = True  # a loop that sets the rate itself
+    learner.begin()

@@ -83,7 +83,7 @@ def cautions(*runs: Run, smooth: int = 0, **given: Any) -> list[str]:
 
 
 def test_a_sound_experiment_has_no_cautions() -> None:
-    assert cautions(*arm_of("base", **PLAIN), *arm_of("FIRE", **{**PLAIN, "training": {"batch": 9}})) == []
+    assert cautions(*arm_of("base", **PLAIN), *arm_of("FIRE", 0.1, **{**PLAIN, "training": {"batch": 9}})) == []
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,9 @@ def test_a_sound_experiment_has_no_cautions() -> None:
     ],
 )
 def test_one_run_that_is_not_like_the_others_is_a_caution(changed: dict[str, Any], said: str) -> None:
-    runs = [*arm_of("base", **PLAIN), *arm_of("FIRE", **PLAIN)]
     seeds = {**FIVE, 6: 0.5}  # one more, so that none is too few
-    runs = [run for arm in ("base", "FIRE") for run in arm_of(arm, seeds=seeds, **PLAIN)]
-    runs[-1] = run_of("FIRE", 6, rows_of([0.5]), **{**PLAIN, **changed})
+    runs = [run for arm, lift in (("base", 0.0), ("FIRE", 0.1)) for run in arm_of(arm, lift, seeds=seeds, **PLAIN)]
+    runs[-1] = run_of("FIRE", 6, rows_of([0.6]), **{**PLAIN, **changed})
     (found,) = cautions(*runs)
     assert said in found
 
@@ -116,7 +115,7 @@ def test_few_seeds_are_those_that_have_finished() -> None:
     (found,) = cautions(*arm_of("base", seeds={1: 0.1, 2: 0.2, 3: 0.3}))
     assert found.startswith("3 seeds: ")
     seeds = dict.fromkeys(range(6), 0.5)
-    stopped = [run_of("FIRE", seed, rows_of([0.5]), status="finished" if seed < 4 else "started") for seed in seeds]
+    stopped = [run_of("FIRE", seed, rows_of([0.6]), status="finished" if seed < 4 else "started") for seed in seeds]
     found = cautions(*arm_of("base", seeds=seeds), *stopped)
     assert found[0].startswith("4 seeds in some arms")
     assert found[1].startswith("Not finished: 2 started")

@@ -71,6 +71,7 @@ class Compare(_Runs):
     def __call__(self) -> int:
         from ..report import compare, gather
         from ..report.comparison import comparison_table
+        from ..report.idle import chosen_baseline, idle
         from ..report.starts import starts_table
 
         self._check()
@@ -83,6 +84,8 @@ class Compare(_Runs):
             columns, rows = _fitting(table)
             print_table(columns, rows, right=range(1, len(columns) - ("others" in columns)))
             print_text(table.note)
+            for sentence in ([chosen_baseline(study)] if len(study.arms) > 1 else []) + list(idle(study)):
+                print_text(sentence)
             if study.starts:
                 print_line("")
                 _print_starts(starts_table(study))

@@ -170,7 +170,7 @@ def _reset_norms(names: Sequence[str]) -> Step:
     why = "the shifts of norm layers keep units dead, and FIRE does not change these"
     where = f"where={list(names)!r}, "
     return partial(reset_, where=list(names)), Advice(
-        _CALL.format("reset_", where), why, f"{_PAGE}#networks-with-norm-layers"
+        _CALL.format("reset_", where), why, f"{_PAGE}#dead-units-behind-norm-layers"
     )
 
 

@@ -84,6 +84,7 @@ class Attached:
                 seed=self.seed,
             )
             self._check_optimizer(learner, optimizers)
+            learner.scheduled = True  # by the library whose loop this is
             self._learner = learner
         elif self._learner.model is not model:
             raise ValueError("this callback belongs to another model: make a new one for each model")

@@ -124,6 +124,16 @@ def check_task(task: object, methods: list[Method]) -> None:
         raise ValueError(f"{needy[0]} needs the data of every task: call learner.begin(rp.Task(name, batches, loss))")
 
 
+def warn_of_rate_0(optimizer: Optimizer) -> None:
+    """Warn if a task begins with a learning rate of 0 in every group: what a scheduler leaves that has ended."""
+    if all(float(group["lr"]) == 0 for group in optimizer.param_groups if "lr" in group):
+        warnings.warn(
+            "a task begins with learning rate 0, so nothing will be learnt: set the rate, and make a new scheduler for each "
+            "task (docs/learner.md has a recipe), before begin() or, if it warms up from 0, after it",
+            stacklevel=3,
+        )
+
+
 def check_holds(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise unless the optimiser trains at least one parameter of the model."""
     held = {id(param) for group in optimizer.param_groups for param in group["params"]}

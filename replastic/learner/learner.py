@@ -34,6 +34,7 @@ from .checks import (
     refuse_step,
     structure_of,
     trains_of,
+    warn_of_rate_0,
     warn_of_untrained,
 )
 from .fresh import built_like, first_weights, memory, reinitialised, seeded, trainable
@@ -103,6 +104,7 @@ class Learner:
         self._can_draw = False  # whether a new model was made successfully
         self.taps: Tap | None = None
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward passes
+        self.scheduled = False  # whether the loop sets the learning rate before each step
         self._loss = loss
         self._have_started([])
         self._structure, self._place = structure_of(original(model)), place_of(model)
@@ -242,6 +244,8 @@ class Learner:
                 self.task, self.task_number = before  # so that the caller can mend the cause and begin it again
                 raise
         self._begun = True
+        if not self.scheduled:
+            warn_of_rate_0(self.optimizer)
 
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
         """The sum of the methods' penalties, to be added to the loss.

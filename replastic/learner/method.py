@@ -74,6 +74,10 @@ class Method:
         """The networks to be evaluated, by name; the first one's results count. None: the learner's model."""
         return None
 
+    def never_acted(self) -> str:
+        """Why the method has changed nothing in its run so far; "" if it has, or if it cannot tell."""
+        return ""
+
     @classmethod
     def overrides(cls, moment: str) -> bool:
         """Whether a method is overridden: "at_boundary", "penalty", "after_step", "start" or "evaluated"."""

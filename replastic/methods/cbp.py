@@ -131,6 +131,17 @@ class CBP(Method):
                 useful.index_fill_(0, chosen, 0)
                 old.index_fill_(0, chosen, 0)
 
+    def never_acted(self) -> str:
+        if "clock" not in self.state or self.state.get("frozen"):
+            return ""
+        sizes, clocks = list(self.state["units"].values()), self.state["clock"]
+        ages = zip(self.state["age"].split(sizes), clocks, strict=True)
+        if any(bool((age < clock).any()) for age, clock in ages):
+            return ""  # a unit that was replaced is younger than its layer
+        steps = max(clocks, default=0)
+        reason = f"maturity is {self.maturity}" if steps <= self.maturity else f"rate = {self.rate:g} is too low for it"
+        return f"CBP replaced no unit in {steps} steps: {reason}"
+
     def _due(self, number: int) -> int:
         """The number of units of a group to replace in this step; updates the counts."""
         self.state["clock"][number] += 1

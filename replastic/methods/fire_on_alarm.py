@@ -108,6 +108,10 @@ class FIREOnAlarm(FIRE):
         """The number of steps that the learner had made at each alarm."""
         return list(self.state.get("alarms", []))
 
+    def never_acted(self) -> str:
+        none = self.state.get("alarms") == []
+        return f"FIREOnAlarm raised no alarm: no layer's idle units rose by threshold = {self.threshold:g}" if none else ""
+
     def after_step(self, learner: Learner) -> None:
         if not learner.tap().groups:
             return

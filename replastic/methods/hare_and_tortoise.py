@@ -85,6 +85,11 @@ class HareAndTortoise(Method):
             back = {name: tensor for name, tensor in hare.items() if name not in fixed}
             many.copy_(list(back.values()), [tortoise[name] for name in back])
 
+    def never_acted(self) -> str:
+        steps = self.state.get("steps", 0)
+        few = 0 < steps < self.period
+        return f"HareAndTortoise never reset the hare in {steps} steps: period is {self.period}" if few else ""
+
     def evaluated(self, learner: Learner) -> dict[str, nn.Module]:
         return {"tortoise": self.tortoise(learner), "hare": learner.model}
 

@@ -87,4 +87,14 @@ class ReDo(Method):
         self.state["step"] += 1
         if self.state["step"] % self.period == 0:
             # The learner has checked that the model is not sharded.
-            _recycle(learner.model, learner.tap(), learner.template, self.threshold, learner.generator, learner.optimizer)
+            found = _recycle(
+                learner.model, learner.tap(), learner.template, self.threshold, learner.generator, learner.optimizer
+            )
+            self.state["recycled"] = self.state.get("recycled", 0) + sum(units.sum() for units in found.values())
+
+    def never_acted(self) -> str:
+        steps = self.state.get("step", 0)
+        if steps and steps < self.period:
+            return f"ReDo examined no unit in {steps} steps: period is {self.period}"
+        none = "recycled" in self.state and not int(self.state["recycled"])
+        return f"ReDo recycled no unit in {steps} steps: none was dormant at threshold = {self.threshold:g}" if none else ""

@@ -109,11 +109,16 @@ class SNR(Method):
         counts.send(due)
 
     def _reset(self, learner: Learner, groups: Sequence[UnitGroup], counts: list[int]) -> None:
+        self.state["resets"] = self.state.get("resets", 0) + sum(counts)
         parts = self.state["due"].split([group.size for group in groups])
         # The last layer first: where two neighbouring units are reset, the zeros between them are written last.
         for group, chosen, count in reversed(list(zip(groups, parts, counts, strict=True))):
             if count:
                 learner.reset_units(group, chosen)
+
+    def never_acted(self) -> str:
+        none = self.state.get("resets", 1) == 0
+        return f"SNR reset no unit in {self.state['step']} steps: none was silent for longer than usual" if none else ""
 
 
 class LateCounts:

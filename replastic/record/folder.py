@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,14 +155,15 @@ class Record(AbstractContextManager["Record"]):
         self._placed, self._before, self._since = True, note["seconds"], time.monotonic()
         return None if state is None else (note["position"], state)
 
-    def end(self, status: str, reason: str = "") -> None:
-        """Record how the run ended: finished, diverged or failed."""
+    def end(self, status: str, reason: str = "", *, never_acted: Sequence[str] = ()) -> None:
+        """Record how the run ended: finished, diverged or failed. never_acted: sentences on methods that changed nothing."""
         if status not in ENDINGS:
             raise ValueError(f"a run ends as one of {', '.join(ENDINGS)}, not {status!r}: call end('finished')")
         self._check_going("end")
         with explained("the end of the run was not written; its rows are unchanged"):
             marks = self._sync()
-        write_json(self.folder / "end.json", {"status": status, "reason": str(reason), **marks})
+        idle = {"never_acted": list(never_acted)} if never_acted else {}
+        write_json(self.folder / "end.json", {"status": status, "reason": str(reason), **idle, **marks})
         self.status = status
 
     def retry(self) -> None:

@@ -32,6 +32,7 @@ class Run:
     times: list[float]
     status: str
     reason: str
+    never_acted: tuple[str, ...] = ()  # sentences on methods that changed nothing, in a run that has finished
 
     @property
     def is_first_task(self) -> bool:
@@ -56,6 +57,7 @@ def read(folder: str | Path | Packed) -> Run:
         times=times[:known],
         status=end["status"],
         reason=end["reason"],
+        never_acted=tuple(end.get("never_acted", ())),
     )
 
 

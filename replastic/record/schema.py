@@ -70,7 +70,13 @@ RUN = {
     "started?": TEXT,
     "provenance": {"command?": (_NULL, [TEXT])},
 }
-END = {"status": _Is(" or ".join(ENDINGS), lambda value: value in ENDINGS), "reason": TEXT, "rows": MARK, "times": MARK}
+END = {
+    "status": _Is(" or ".join(ENDINGS), lambda value: value in ENDINGS),
+    "reason": TEXT,
+    "never_acted?": [TEXT],
+    "rows": MARK,
+    "times": MARK,
+}
 ROW = {
     "task?": _whole(_MOST_TASKS - 1),
     "epoch?": _COUNT,

@@ -82,9 +82,10 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
     note += ", low to high the bootstrap's 95 % interval of the mean" if "low" in shown else ""
     note += ", IQM the interquartile mean." if "IQM" in shown else "."
     if any(one.difference for one in compared):
+        same = " from the same start," if study.baseline != study.baseline_name else ""
         note += (
-            f" Difference from {_baseline(study)} seed by seed, with the interval and p of a paired t-test; p is adjusted "
-            "for the number of arms (Holm), the interval is not."
+            f" Difference from {study.baseline_name!r}{same} seed by seed, with the interval and p of a paired t-test; p is "
+            "adjusted for the number of arms (Holm), the interval is not."
         )
     return Table(
         "final",
@@ -95,12 +96,6 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
         [[row[number] for number in used] for row in rows],
         [columns[number][1] for number in used],
     )
-
-
-def _baseline(study: Study) -> str:
-    """The baseline's name, for a note."""
-    family = next((name for name, several in study.families.items() if study.baseline in several.values()), study.baseline)
-    return repr(study.baseline) if family == study.baseline else f"{family!r} from the same start,"
 
 
 def _row(one: Compared) -> list[str | float | None]:

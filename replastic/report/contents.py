@@ -17,6 +17,7 @@ from .cost import cost
 from .curves import can_smooth, curves, odd
 from .estimates import ENOUGH, Centre
 from .gathering import Study, plain_arms
+from .idle import chosen_baseline, idle
 from .items import Arm, Bars, Chapter, Chart, Table
 from .kinds import is_lower_better, parts_of, sets_of
 from .measured import measured
@@ -133,12 +134,9 @@ def _cautions(
         yield "Some runs were made with code that had uncommitted changes."
     for name, (count, reason) in _not_measured(study).items():
         yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, for example: {reason}"
-    bases = {study.baseline_of(arm) for arm in study.arms}
-    others = [arm for arm in plain_arms(study.arms) if arm not in bases]
-    if study.baseline is not None and others:
-        yield f"{study.baseline} is the baseline; no method acts in {', '.join(others)} either: --baseline chooses another."
-    if study.baseline is None:
-        yield "Every arm has a method, so no baseline was chosen: name one with --baseline."
+    yield from idle(study)
+    if study.baseline is None or {*plain_arms(study.arms)} - {study.baseline_of(arm) for arm in study.arms}:
+        yield chosen_baseline(study)
     held_out = "a validation set" if sets_of([study.metric], parts_of(study.metric)[1]) else "validation images"
     if aside:
         yield f"Of each grid only the best point on {held_out} is shown at first."

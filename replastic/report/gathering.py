@@ -74,6 +74,11 @@ class Study:
         several = self.families[family_of(base)]
         return several.get(start_of(run)) if start_of(base) is not None else self.baseline
 
+    @property
+    def baseline_name(self) -> str | None:
+        """The baseline's name in the file: with starts, it is the arm from each of them."""
+        return self.baseline and family_of(next(iter(self.arms[self.baseline].values())))
+
     def only(self, arms: Iterable[str]) -> Study:
         """The same study with some of its arms, in their order."""
         kept = set(arms)

@@ -12,7 +12,7 @@ from .charts import FEW, chart
 from .curves import Moment, curves
 from .estimates import Centre, estimate
 from .gaps import gap
-from .gathering import Study, family_of, first_length, start_of
+from .gathering import Study, first_length, start_of
 from .items import Cell, Chart, Line, Table, marked, over_seeds
 from .kinds import is_lower_better, label_of, short
 from .summary import Summary, summarise
@@ -136,7 +136,7 @@ def _differences(study: Study, found: Mapping[str, Summary]) -> Table | None:
     """Each arm minus the baseline from the same start, seed by seed."""
     if study.baseline is None:
         return None
-    rows, name = [], family_of(next(iter(study.arms[study.baseline].values())))
+    rows, name = [], study.baseline_name
     for family, several in study.families.items():
         if family != name:
             pairs = [(several.get(start, several.get(None)), base_at(study, start)) for start in study.starts]

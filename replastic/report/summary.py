@@ -14,6 +14,7 @@ from ..options import OptionError
 from ..record import Run
 from .ends import task_ends
 from .gathering import Study, gather
+from .idle import idle
 from .kinds import is_lower_better
 
 _SHARE = 10  # the first and last tasks are a tenth of the stream each, and at least one
@@ -79,7 +80,7 @@ def _summary(arm: str, runs: Sequence[Run], metric: str) -> Summary:
 def summary_lines(out: str | Path) -> tuple[list[str], list[str]]:
     """A text table of each arm's first and last tasks: mean and standard deviation over seeds, and their number.
 
-    Also returns the records that could not be read.
+    Below it are notes on arms that did nothing. Also returns the records that could not be read.
     """
     try:
         studies, problems = gather([out])
@@ -87,7 +88,7 @@ def summary_lines(out: str | Path) -> tuple[list[str], list[str]]:
         return [], [str(problem)]
     lines: list[str] = []
     for study in studies:
-        lines += ["", *summary_table(summarise(study))]
+        lines += ["", *summary_table(summarise(study)), *(f"Note: {sentence}" for sentence in idle(study))]
     return lines[1:], problems
 
 

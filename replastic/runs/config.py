@@ -44,6 +44,7 @@ from ..own_code import OwnCode
 from ..train import Training
 from ..train.measuring import Measuring
 from ..workloads.base import Workload, workload_of_kind
+from .threads import Computing
 
 Table = Mapping[str, Any]
 _LONGEST = 255  # bytes of a name; a folder is named after an arm
@@ -94,6 +95,7 @@ class Experiment:
     metric: str = "test_accuracy"
     share_first_task: bool = True
     checkpoints: Checkpoints = Checkpoints()
+    computing: Computing = field(default_factory=Computing)
 
 
 def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
@@ -124,7 +126,7 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
     check_type(kind, str, "kind")
     workload = workload_of_kind(kind)
     known = ["name", "about", "kind", "seeds", "metric", "share_first_task", *workload.tables, "training", "measures",
-             "checkpoints", "arms"]  # fmt: skip
+             "checkpoints", "run", "arms"]  # fmt: skip
     check_keys(table, known, "the file", ["name", "seeds", *workload.tables, "training", "arms"])
     plain = {"name": str, "about": str, "seeds": list[int], "metric": str, "share_first_task": bool}
     for key, expected in plain.items():
@@ -146,6 +148,7 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
         metric=table.get("metric", "test_accuracy"),
         share_first_task=table.get("share_first_task", True),
         checkpoints=made(Checkpoints, _table(table.get("checkpoints", {}), "[checkpoints]"), "[checkpoints]"),
+        computing=made(Computing, _table(table.get("run", {}), "[run]"), "[run]"),
         arms=_arms(_table(table["arms"], "[arms]"), training, folder),
     )
 

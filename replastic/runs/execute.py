@@ -20,6 +20,7 @@ from .config import Experiment
 from .run import Running
 from .run_stacked import finish_stacked, fits_in_stack
 from .spec import RunSpec, first_tasks, runs_of
+from .threads import computing
 
 log = logging.getLogger("replastic")
 
@@ -70,14 +71,15 @@ def run(
         return True
 
     waiting = list(filter(waits, wanted))  # known before anything is trained
-    if waiting:
-        experiment.workload.load(device=place, root=root)  # if it is not there, for none of them
-    if experiment.training.stacked:
-        fitting = [one for one in waiting if fits_in_stack(one)]
-        _train_as_one([running for running in map(opened, fitting) if running is not None])
     before = {firsts[one.folder].folder: firsts[one.folder] for one in waiting if one.folder in firsts}
-    for wave in (before.values(), waiting):
-        _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, known)
+    with computing(experiment.computing.wanted(), place):
+        if waiting:
+            experiment.workload.load(device=place, root=root)  # if it is not there, for none of them
+        if experiment.training.stacked:
+            fitting = [one for one in waiting if fits_in_stack(one)]
+            _train_as_one([running for running in map(opened, fitting) if running is not None])
+        for wave in (before.values(), waiting):
+            _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, known)
     order = [str(one.folder) for one in (*before.values(), *wanted)]
     return {folder: known[folder] for folder in order if folder in known}
 

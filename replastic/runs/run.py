@@ -160,7 +160,8 @@ class Running:
         """Record that the run has finished."""
         self._write(left=0)
         if not self.ended:
-            self.record.end("finished")
+            idle = [reason for method in self.learner.methods if (reason := method.never_acted())]
+            self.record.end("finished", never_acted=idle)
 
     def _next_piece(self) -> None:
         if self._rows is None:

@@ -67,6 +67,7 @@ class RunSpec:
             "methods": [self._method_config(name, settings) for name, settings in arm.methods],
             "grid": {"arm": arm.grid_of, "point": arm.point} if arm.grid_of else None,
             "tasks": self.tasks,
+            **({"run": {"threads": threads}} if (threads := experiment.computing.threads) is not None else {}),
         }
         return json.loads(json.dumps(config))  # as it comes back from its file
 

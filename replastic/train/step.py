@@ -51,6 +51,7 @@ class EagerSteps:
         self.learner, self.training = learner, training
         self.autocast = training.autocast(learner.device)
         learner.precision = lambda: training.autocast(learner.device)
+        learner.scheduled = True
         self.totals = Totals(learner.device)
         self._schedule: tuple[int, int] | None = None
         self._peak = 1.0

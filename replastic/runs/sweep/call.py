@@ -15,6 +15,7 @@ from ...record import ENDINGS, RecordNotWritten, status_of
 from ...record.reading import read_end
 from ..run import Running
 from ..spec import RunSpec
+from ..threads import computing
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Call:
 
     first: the run of a first task that it shares with others, and starts from.
     out, root: absolute, because workers may run in another folder.
-    device, threads: set by the engine.
+    device: set by the engine. threads: None: one on a CPU, and what torch chooses on a GPU.
     command: what was typed, for the record.
     """
 
@@ -33,7 +34,7 @@ class Call:
     device: str = "cpu"
     root: str | None = None
     retry: bool = False
-    threads: int = 1
+    threads: int | None = None
     command: Sequence[str] = ()
 
     @property
@@ -91,11 +92,10 @@ def _perform(call: Call) -> Outcome:
 @contextmanager
 def _set_up(call: Call) -> Iterator[None]:
     """The threads, device and command of a call while it is performed: some engines do so in the caller's process."""
-    threads, argv = torch.get_num_threads(), sys.argv
+    argv = sys.argv
     with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, threads)
         stack.callback(setattr, sys, "argv", argv)
-        torch.set_num_threads(call.threads)
+        stack.enter_context(computing(call.threads, call.device))
         sys.argv = list(call.command) or argv
         if torch.device(call.device).type == "cuda" and torch.cuda.is_available():
             # Code that names no device must not make a context on the first GPU.

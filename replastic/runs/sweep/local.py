@@ -31,10 +31,10 @@ class Local(Engine):
     They are programs of their own: a script needs no `if __name__ == "__main__"`, and runs cannot depend on the caller's
     memory.
 
-    jobs: the number of concurrent workers; by default one per core, or per GPU.
+    jobs: the number of concurrent workers; by default as many as there are cores for their threads, or one per GPU.
     device: "cuda" distributes workers over all GPUs.
-    threads: of each worker; by default the cores divided by `jobs`. More would compete for the cores: two processes with two
-        threads each on two cores are ten times slower than with one thread. The last bits of results depend on it.
+    threads: of a run; None: one on a CPU, and the cores divided by `jobs` on a GPU. More would compete for the cores: two
+        processes with two threads each on two cores are ten times slower than with one thread.
     """
 
     def __init__(self, jobs: int | None = None, *, device: str = "cpu", threads: int | None = None) -> None:
@@ -43,8 +43,9 @@ class Local(Engine):
             raise OptionError(f'device={device!r}: torch sees no GPU here; pass "cpu", or leave it out')
         all_gpus = kind.type == "cuda" and kind.index is None
         self.devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if all_gpus else [device]
-        self.jobs = jobs or (cores() if kind.type == "cpu" else len(self.devices))
-        self.threads = threads or max(1, cores() // self.jobs)
+        on_cpu = kind.type == "cpu"
+        self.jobs = jobs or (max(1, cores() // (threads or 1)) if on_cpu else len(self.devices))
+        self.threads = threads or (1 if on_cpu else max(1, cores() // self.jobs))
         self._workers: dict[int, subprocess.Popen[bytes]] = {}  # by the number of their place
         self._asking: list[threading.Thread] = []
         self._changing, self._closed = threading.Lock(), False
@@ -52,7 +53,7 @@ class Local(Engine):
     def run(self, calls: Sequence[Call]) -> Iterator[Outcome]:
         waiting, done = SimpleQueue[Call](), SimpleQueue[Outcome]()
         for call in calls:
-            waiting.put(dataclasses.replace(call, threads=self.threads))
+            waiting.put(call)
         places = range(min(self.jobs, len(calls)))
         self._asking = [threading.Thread(target=self._serve, args=(place, waiting, done), daemon=True) for place in places]
         for thread in self._asking:

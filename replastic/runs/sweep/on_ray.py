@@ -26,8 +26,8 @@ class OnRay(Engine):
     A cluster that it did not start keeps running. Its machines need this package, and the output folder at the same path.
 
     jobs: the number of concurrent runs, if the cluster has room; by default as many as it has room for.
-    options: cpus, the cores and threads of a run (1); gpus, the GPUs of a run, which may be a fraction (1 if runs train on
-        a GPU).
+    options: cpus, the cores that a run reserves (1), of which it uses `threads` of [run]; gpus, the GPUs of a run, which
+        may be a fraction (1 if runs train on a GPU).
     """
 
     def __init__(self, jobs: int | None = None, *, device: str = "cpu", options: Mapping[str, Any] | None = None) -> None:
@@ -56,7 +56,7 @@ class OnRay(Engine):
         ray = self._ray
         # A run that died is continued when the sweep is run again, and not retried by Ray.
         remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0)(perform)
-        waiting = [dataclasses.replace(call, device=self.device, threads=self.cpus) for call in calls]
+        waiting = [dataclasses.replace(call, device=self.device) for call in calls]
         while waiting or self._active:
             while waiting and len(self._active) < (self.jobs or len(calls)):
                 call = waiting.pop(0)

@@ -39,9 +39,9 @@ class OnSlurm(Engine):
     times. Logs are in the folder `.jobs` of the output folder.
 
     jobs: the largest number of concurrent jobs.
-    options: partition, account, qos and constraint as in sbatch; time in minutes (a day), cpus (1), gpus (1 if runs train
-        on a GPU), memory in GB. cluster="local" is submitit's stand-in for SLURM on this machine, with the same
-        files and processes; "debug" runs all in this process.
+    options: partition, account, qos and constraint as in sbatch; time in minutes (a day), cpus that a run reserves (1),
+        of which it uses `threads` of [run], gpus (1 if runs train on a GPU), memory in GB. cluster="local" is submitit's
+        stand-in for SLURM on this machine, with the same files and processes; "debug" runs all in this process.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class OnSlurm(Engine):
         self._active: list[tuple[Call, Any]] = []
 
     def run(self, calls: Sequence[Call]) -> Iterator[Outcome]:
-        waiting = [dataclasses.replace(call, device=self.device, threads=self.cpus) for call in calls]
+        waiting = [dataclasses.replace(call, device=self.device) for call in calls]
         while waiting or self._active:
             # SLURM has a queue of its own, and its arrays limit how many jobs run at once.
             room = len(waiting) if self.cluster == "slurm" else (self.jobs or 1) - len(self._active)

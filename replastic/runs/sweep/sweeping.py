@@ -58,7 +58,7 @@ def sweep(
         raise OptionError(f"changes={list(changes)!r} apply to files: pass the path of a file, or leave changes out")
     check_out(out)
     options = dict(options or {})
-    engine = _engine(on, Path(out), jobs, device, options)
+    engine = _engine(on, Path(out), jobs, device, options, experiment.computing.wanted())
     waves = _waves(experiment, chosen_runs(experiment, arms, seeds), Path(out), root, retry=retry)
     outcomes: dict[Path, Outcome] = {}
     for folder, (_, outcome) in (entry for wave in waves for entry in wave.items()):
@@ -83,9 +83,9 @@ def _waves(
     firsts, place = first_tasks(experiment), out.absolute()
     root = root or os.environ.get("REPLASTIC_DATA")  # which workers on other machines may lack
     root = str(Path(root).expanduser().absolute()) if root else None
-    before, after = Wave(), Wave()
+    before, after, threads = Wave(), Wave(), experiment.computing.wanted()
     for run in runs:
-        mine = Call(run, place, firsts.get(run.folder), root=root, retry=retry, command=sys.argv)
+        mine = Call(run, place, firsts.get(run.folder), root=root, retry=retry, threads=threads, command=sys.argv)
         outcome = known(mine)
         after[mine.folder] = mine, outcome
         if mine.first is not None and outcome is None:
@@ -95,7 +95,9 @@ def _waves(
     return before, after
 
 
-def _engine(on: str, out: Path, jobs: int | None, device: torch.device | str | None, options: dict[str, Any]) -> Engine:
+def _engine(
+    on: str, out: Path, jobs: int | None, device: torch.device | str | None, options: dict[str, Any], threads: int | None
+) -> Engine:
     if on not in ENGINES:
         raise OptionError(f"on={on!r}: {nearest(str(on), ENGINES)}")
     if jobs is not None:
@@ -108,5 +110,9 @@ def _engine(on: str, out: Path, jobs: int | None, device: torch.device | str | N
         return OnRay(jobs, device=place, options=options)
     if on == "slurm":
         return OnSlurm(out.absolute(), jobs, device=place, options=options)
-    check_engine_options("local", options, {"threads": int})
-    return Local(jobs, device=place, **options)
+    if "threads" in options:
+        raise OptionError(
+            "--engine threads: threads decide results; write [run] threads in the file, or --set run.threads=2"
+        )
+    check_engine_options("local", options, {})
+    return Local(jobs, device=place, threads=threads)

@@ -80,6 +80,7 @@ class Stack:
             self.step_of_rank_one = _compiled(_Epoch.step, OPTIONS, self.device)
         for learner in self.learners:
             check_methods(learner.methods)
+            learner.scheduled = True
         self._check()
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._seen: list[IndexedTask] = []  # tasks that were found to have the same loss
