@@ -80,9 +80,11 @@ class Study:
         return self.baseline and family_of(next(iter(self.arms[self.baseline].values())))
 
     def only(self, arms: Iterable[str]) -> Study:
-        """The same study with some of its arms, in their order."""
+        """The same study with some of its arms, in their order; its baseline may be from another start."""
         kept = set(arms)
-        return replace(self, arms={arm: runs for arm, runs in self.arms.items() if arm in kept})
+        bases = self.families[self.baseline_name].values() if self.baseline_name is not None else []
+        baseline = self.baseline if self.baseline in kept else next((arm for arm in bases if arm in kept), None)
+        return replace(self, arms={arm: runs for arm, runs in self.arms.items() if arm in kept}, baseline=baseline)
 
 
 def gather(
