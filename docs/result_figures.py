@@ -12,10 +12,12 @@ from result_lines import ITERATIONS, chosen_arms, packed
 from result_lines_over_tasks import shares_and_ends
 
 from replastic.report import Study, gather
+from replastic.report.accuracy import entitled
 from replastic.report.charts import chart
 from replastic.report.contents import chapter
 from replastic.report.curves import Moment
 from replastic.report.figures import draw
+from replastic.report.finding import finding
 from replastic.report.items import Chart, Line
 from replastic.report.spectra import spectra
 
@@ -31,7 +33,8 @@ class OverTime:
     smooth: int = 0  # over so many points; 0: not
 
     def chart(self, study: Study) -> Chart | None:
-        return chart(study, self.figure or study.metric, self.moment, "Accuracy", "mean", smooth=self.smooth)
+        made = chart(study, self.figure or study.metric, self.moment, "Accuracy", "mean", smooth=self.smooth)
+        return entitled(made, finding(study)) if made is not None and self.figure in (None, study.metric) else made
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,10 @@ FIGURES: dict[str, OverTime | Spectra | Scatter] = {
 
 
 def figure(name: str) -> bytes:
-    """One picture, as the report draws it."""
-    study, shown = charted(name)
+    """One picture, as the report draws it; NAME-dark.png for dark pages."""
+    study, shown = charted(name.replace("-dark.", "."))
     with tempfile.TemporaryDirectory() as folder:
-        paths = draw(shown, chapter(study).arms, Path(folder))
+        paths = draw(shown, chapter(study).arms, Path(folder), dark="-dark." in name)
         return next(path for path in paths if path.suffix == ".png").read_bytes()
 
 

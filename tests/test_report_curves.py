@@ -196,7 +196,7 @@ def test_over_one_or_two_places_there_are_bars_for_the_last() -> None:
     other = with_measure(run_of("other", 1, rows_of([0.1] * 4)), {(0, 0)})
     made = chart_or_bars(study_of(*runs, other), "measures.rank", "start", "Measures", "mean")
     assert isinstance(made, Bars)
-    assert made.title == "rank right after the boundary of task 4"
+    assert made.title == "Rank right after the boundary of task 4"
     (bar,) = made.bars  # the other arm has nothing there
     assert (bar.arm, bar.value, bar.low, bar.high, bar.n) == ("base", 30.0, 30.0, 30.0, 2)
     runs = [with_measure(run_of("base", 1, rows_of([0.1] * 4)), {(0, 0), (1, 0), (3, 0)})]

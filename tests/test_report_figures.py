@@ -1,27 +1,36 @@
 """Figures show the arms that are shown, in their colours, and are the same each time."""
 
 import math
+import re
 import subprocess
 import sys
 import threading
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from replastic.report.colours import style
+from replastic.report.colours import style, styles
 from replastic.report.items import Arm, Bar, Bars, Chart, Line
 
 pytest.importorskip("matplotlib")
 from matplotlib import image, rc_context
 
+from replastic.report.figure_layout import SIZE
+from replastic.report.figure_names import MOST_NAMED
 from replastic.report.figures import draw
 
-ARMS = [Arm("nothing", "", baseline=True), Arm("fire", ""), Arm("redo", "", shown=False), Arm("cbp", "")]
+ARMS = [
+    Arm("nothing", "", baseline=True),
+    Arm("fire", "", method="fire"),
+    Arm("redo", "", shown=False, method="swr"),
+    Arm("cbp", "", method="cbp"),
+]
 WIDTH = 1280
 
 
@@ -58,7 +67,7 @@ def pixels(picture: np.ndarray, colour: str | np.ndarray, within: int = 0) -> in
 
 
 def colour(number: int) -> str:
-    return style(number, baseline=ARMS[number].baseline).light
+    return styles(ARMS)[ARMS[number].name].light
 
 
 def test_shown_arms_have_their_colours_and_hidden_ones_are_not_there(tmp_path: Path) -> None:
@@ -288,3 +297,45 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r'a figure needs matplotlib, which is missing: pip install "replastic\[report\]"'):
         draw(chart(), ARMS, tmp_path)
+
+
+def heights(svg: Path) -> dict[str, float]:
+    """The heights of texts that have a place of their own, by their words."""
+    found = {}
+    for element in ET.parse(svg).iter("{http://www.w3.org/2000/svg}text"):
+        place = re.search(r"translate\([-\d.]+ ([-\d.]+)\)|[xy]=", str(element.attrib))
+        found[element.text or ""] = float(place[1] or 0) if place else float(element.get("y", 0))
+    return found
+
+
+def test_names_stand_at_the_ends_of_lines_in_their_order_and_not_over_each_other(tmp_path: Path) -> None:
+    arms = [Arm(f"arm {number}", "", method=f"of {number}") for number in range(6)]
+    draw(chart([line(arm.name, [0.5, 0.1, 0.3 + number / 1000]) for number, arm in enumerate(arms)]), arms, tmp_path)
+    at = heights(tmp_path / "some-chart.svg")
+    places = [at[arm.name] for arm in arms]
+    assert places == sorted(places, reverse=True)  # the last arm ends highest
+    assert min(above - below for above, below in pairwise(places)) > SIZE
+
+
+def test_more_names_than_fit_next_to_a_panel_are_in_a_key(tmp_path: Path) -> None:
+    arms = [Arm(f"arm {number}", "", method=f"of {number}") for number in range(MOST_NAMED + 1)]
+    texts, _ = drawn(chart([line(arm.name) for arm in arms]), tmp_path, arms)
+    assert {arm.name for arm in arms} <= set(texts)
+    labelled = heights(tmp_path / "some-chart.svg")
+    assert min(labelled[arm.name] for arm in arms) > labelled["task"]  # below the axis
+
+
+def test_a_dark_figure_has_light_ink_and_no_background(tmp_path: Path) -> None:
+    item = chart([line(arm.name, [0.1, 0.5, 0.2]) for arm in ARMS])
+    svg, png = draw(item, ARMS, tmp_path, dark=True)
+    assert (svg.name, png.name) == ("some-chart-dark.svg", "some-chart-dark.png")
+    picture = (image.imread(png) * 255).round().astype(int)
+    assert picture[0, 0, 3] == 0
+    assert picture[..., 3].max() == 255
+    ink = picture[picture[..., 3] == 255][:, :3]
+    for arm, look in styles(ARMS).items():
+        shown = {one.name for one in ARMS if one.shown}
+        assert ((ink == parts(look.dark)).all(axis=1).sum() > 20) == (arm in shown)
+    text = svg.read_text()
+    for colour_of_light_paper in ("#222222", "#444444", *(look.light for look in styles(ARMS).values())):
+        assert colour_of_light_paper not in text

@@ -56,7 +56,7 @@ def test_curves_are_over_tokens_and_the_boundary_is_a_line() -> None:
     found = study()
     made = chart(found, METRIC, "epoch", "", "mean")
     assert made is not None
-    assert (made.x_label, made.y_label, made.title) == ("tokens", "openmix loss (nats a token)", "openmix loss over tokens")
+    assert (made.x_label, made.y_label, made.title) == ("tokens", "openmix loss (nats a token)", "Openmix loss over tokens")
     assert (made.x_log, made.whole) == (False, True)
     assert made.lines[0].x[:2] == [500 * A_STEP, 1000 * A_STEP]
     assert made.lines[0].x[-1] == 26_000 * A_STEP

@@ -63,7 +63,7 @@ def test_over_two_tasks_measures_and_the_accuracy_beside_them_are_bars() -> None
     beside, rank = measured(study_of(run), "mean", 0)
     assert isinstance(beside, Bars)
     assert isinstance(rank, Bars)
-    assert (beside.title, beside.bars[0].value) == ("test_accuracy at the end of task 2", 0.2)
+    assert (beside.title, beside.bars[0].value) == ("Test accuracy at the end of task 2", 0.2)
 
 
 def test_correlations_are_spearmans_of_starts_and_ends() -> None:

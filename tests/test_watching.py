@@ -301,3 +301,25 @@ def test_the_state_of_another_model_is_refused() -> None:
         other.load_state_dict(watcher.state_dict())
     with pytest.raises(ValueError, match="not the state of a watch"):
         other.load_state_dict({})
+
+
+def test_a_watch_says_how_it_stands_and_what_to_do() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 2))
+    watcher = rp.watch(model, every=1, looks=2)
+    inputs = torch.randn(64, 4)
+
+    def step() -> None:
+        model(inputs).sum().backward()
+        watcher.should_restore()
+
+    assert "should_restore()" in str(watcher)
+    for _ in range(4):
+        step()
+    assert "train on" in str(watcher)
+    with torch.no_grad():
+        model[0].bias[:10] = -100
+    for _ in range(4):
+        step()
+    assert any(look.alarm for look in watcher.history)
+    assert "rp.diagnose(model, batch, optimizer=optimizer)" in str(watcher)

@@ -14,7 +14,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor, nn
 
-from ..diagnosis.rules import FLAT
+from ..diagnosis.advice import Advice
+from ..diagnosis.rules import FLAT, GROWN
 from ..linalg.batches import MatrixStack
 from ..linalg.effective_rank import effective_rank_of_spectrum
 from ..listing import some
@@ -23,6 +24,7 @@ from ..measures.weights import layer_deviation, singular_values
 from ..units.unfolded import unfolded_weight
 from ..weights import LeftAlone, Where
 from ..weights.inventory import WeightMatrix
+from .advising import advise, grown, new_norm
 from .finite import Tell, faults_of
 from .holders import LORA
 from .opened import Checkpoint, open_checkpoint
@@ -62,6 +64,11 @@ class MatrixReport:
     bad: int = 0
 
     @property
+    def unhealthy(self) -> bool:
+        """Whether it has lost directions, nearly so, or has grown far beyond a new one."""
+        return not self.bad and (self.share_of_rank < _LOST or self.condition > FLAT * min(self.sides) or grown(self))
+
+    @property
     def share_of_rank(self) -> float:
         """Effective rank relative to that of a random matrix: 1 is as good as new, 0 means that nothing is left."""
         return self.effective_rank / self.random_rank
@@ -69,7 +76,7 @@ class MatrixReport:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found; `summary` in words, and `print` shows it with the matrices.
+    """What `inspect` found; `summary` in words, `advice` on what to do, and `print` shows both with the matrices.
 
     not_finite: the number of NaN or infinite entries of each tensor that has any, matrix or not.
     wrong_checksums: members of archives, including the reference's, whose content does not match the checksum.
@@ -89,8 +96,14 @@ class Inspection:
     def summary(self) -> tuple[str, ...]:
         return tuple(_summary(self))
 
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        return tuple(advise(self, any(report.unhealthy for report in self.matrices)))
+
     def __str__(self) -> str:
-        return "\n".join([f"{self.checkpoint.path}: {self.checkpoint.format}", *self.summary, *map(_line, self.matrices)])
+        todo = [f"{number}. {one}" for number, one in enumerate(self.advice, 1)]
+        lines = [f"{self.checkpoint.path}: {self.checkpoint.format}", *self.summary, *map(_line, self.matrices)]
+        return "\n".join([*lines, *(["What to do:", *todo] if todo else [])])
 
 
 ORDERS: dict[str, Callable[[MatrixReport], float]] = {
@@ -304,6 +317,14 @@ def _summary(found: Inspection) -> list[str]:
             f"{_count(flat, whole)} nearly lost directions: the condition number is above that of a random matrix. "
             f"The worst is {worst.name}: {shown_condition(worst)}."
         )
+    large = sorted(filter(grown, whole), key=lambda report: report.norm / new_norm(report))
+    if large:
+        worst = large[-1]
+        said.append(
+            f"{_count(large, whole)} grown: the norm is {GROWN:g} times that of a layer as torch initialises it, or more, "
+            f"so a step of the optimiser turns the weight that much less. The worst is {worst.name}: {worst.norm:.3g}, "
+            f"compared with {new_norm(worst):.3g}."
+        )
     moved = sorted((report for report in whole if report.distance is not None), key=lambda report: report.distance or 0)
     if moved:
         middle, most = statistics.median(report.distance or 0 for report in moved), moved[-1]
@@ -311,7 +332,7 @@ def _summary(found: Inspection) -> list[str]:
             f"Since the reference, weights have moved by {middle:.2g} of their norm (median of {len(moved)}), "
             f"and {most.name} most, by {most.distance:.2g}."
         )
-    if whole and not (broken or lost or flat or found.wrong_checksums):
+    if whole and not (broken or lost or flat or large or found.wrong_checksums):
         one = "The matrix has not lost rank and is not singular."
         said.append(one if len(whole) == 1 else f"None of {len(whole)} matrices has lost rank or is nearly singular.")
     said.append(

@@ -95,12 +95,18 @@ class Inspect(_OfCheckpoint):
             if len(shown) < len(found.matrices):
                 print_text(f"... and {len(found.matrices) - len(shown)} more: --rows 0 shows all.")
             print_text(
-                "\nDfI/col: deviation from isometry, 0 for an isometry of the size that FIRE gives it. Rank: effective "
-                "rank, in brackets that of a random matrix of this shape. Condition: largest over smallest stretch."
+                "\nnorm: the size of the weight, in brackets that of a new one, as torch initialises it. rank: in how many "
+                "directions it acts, in effect; in brackets that of a random matrix of this shape. condition: how much more "
+                "its strongest direction is stretched than its weakest. DfI/col: deviation from isometry; 0 if it stretches "
+                "all directions alike, by as much as FIRE sets."
             )
         _print_left_alone("not inspected", found.left_alone)
         if found.without_reference:
             print_text(f"not in the reference: {some(found.without_reference)}")
+        if found.advice:
+            print_line("\nWhat to do")
+        for number, advice in enumerate(found.advice, 1):
+            print_text(f"  {number}. {advice.do}\n     {advice.why} ({advice.evidence})")
         return 0
 
 
@@ -204,10 +210,11 @@ def _size(count: int) -> str:
 
 
 def _print_matrices(reports: tuple[MatrixReport, ...], *, with_distance: bool) -> None:
+    from ..checkpoint.advising import new_norm
     from ..checkpoint.inspecting import shown_condition
 
     name = _shortener([one.name for one in reports])
-    columns = ["matrix", "kind", "out x in", "norm", "DfI/col", "rank (random)", "condition", "distance"]
+    columns = ["matrix", "kind", "out x in", "norm (new)", "DfI/col", "rank (random)", "condition", "distance"]
     rows = []
     for one in reports:
         sides = f"{one.matrices} x " * (one.matrices > 1) + f"{one.sides[0]}x{one.sides[1]}"
@@ -215,7 +222,7 @@ def _print_matrices(reports: tuple[MatrixReport, ...], *, with_distance: bool) -
             figures = [f"{one.bad:,} NaN or inf", "", "", "", ""]
         else:
             figures = [
-                f"{one.norm:.3g}",
+                f"{one.norm:.3g}" + ("" if math.isnan(new_norm(one)) else f" ({new_norm(one):.3g})"),
                 "-" if one.deviation is None else f"{one.deviation:.2g}",
                 f"{one.effective_rank:.1f} ({one.random_rank:.1f})",
                 shown_condition(one),
@@ -317,6 +324,7 @@ def _as_json(found: Inspection) -> dict[str, Any]:
         "families": found.skeleton.families,
         "reference": None if found.reference is None else str(found.reference),
         "summary": list(found.summary),
+        "advice": [dataclasses.asdict(one) for one in found.advice],
         "matrices": [{key: _plain(value) for key, value in dataclasses.asdict(report).items()} for report in found.matrices],
         "not_finite": found.not_finite,
         "wrong_checksums": list(found.wrong_checksums),

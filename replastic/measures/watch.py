@@ -147,6 +147,18 @@ class Watch:
         alarms = sum(look.alarm for look in self.history)
         return f"{text}; most idle: {share:.0%} in {name!r}; {alarms} alarm{'s'[: alarms != 1]})"
 
+    def __str__(self) -> str:
+        """How it stands, and what to do about it."""
+        if not self.history:
+            do, why = "call should_restore() after every training step", f"a verdict takes {self.looks} looks"
+        elif any(look.alarm for look in self.history):
+            do = "print(rp.diagnose(model, batch, optimizer=optimizer))"
+            why = "units went idle; with the data that comes next it names the cause, and the calls that repair it"
+        else:
+            do = "train on"
+            why = "few units are idle; weights that grow are not noticed here, but by rp.diagnose"
+        return f"{self!r}\n\nWhat to do\n  1. {do}\n     {why} (docs/measures.md#watch)"
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, without the history."""
         return {"calls": self.calls, "lowest": dict(self.lowest), "recent": list(self._recent), "due": self._tap.on}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 from ..record import Run
 from ..record.position import position_of
@@ -11,18 +12,24 @@ from .charts import FEW, chart, chart_or_bars
 from .curves import Moment, within_tasks
 from .ends import task_ends
 from .estimates import Centre
+from .finding import entitled, finding
 from .gaps import gap
 from .gathering import Study
 from .items import Bars, Chart, Table
 from .kinds import heading_of, is_figure, is_lower_better, parts_of, sets_of
 from .starts import by_start
 
+_SAME = 0.02  # the difference of means over boundaries up to which arms are at the same level there
+
 
 def accuracy(study: Study, kind: Centre, smooth: int) -> list[Chart]:
-    """Charts of the figure by which arms are compared."""
+    """Charts of the figure by which arms are compared; titles say what they show."""
     section = heading_of(study.metric)
+    if study.starts:
+        return by_start(study, study.metric, section, kind, smooth)
     charts = _charts(study, study.metric, section, kind, smooth)
-    if study.counts_tokens and study.baseline and not study.starts and (one := gap(study, study.baseline, section, kind)):
+    charts = [entitled(one, finding(study)) for one in charts[:1]] + charts[1:]
+    if study.counts_tokens and study.baseline and (one := gap(study, study.baseline, section, kind)):
         charts.append(one)
     return charts
 
@@ -66,7 +73,10 @@ def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) 
 
 
 def after_boundaries(study: Study, kind: Centre) -> list[Chart | Bars | Table]:
-    """The immediate cost of a boundary: the figure before the first step on new data, and what is lost there."""
+    """The immediate cost of a boundary: the figure before the first step on new data, and what is lost there.
+
+    It is not shown if no arm differs from another there: with new random labels, all are at chance.
+    """
     if not any(study.metric in row and row["task"] and not position_of(row).at for run in study.runs for row in run.rows):
         return []
     section = "Right after each boundary"
@@ -85,7 +95,18 @@ def after_boundaries(study: Study, kind: Centre) -> list[Chart | Bars | Table]:
         "boundaries", "What a boundary costs", note, section, columns,
         [row for row in rows if row is not None], (None, 4, 4, 4, 4, 0),
     )  # fmt: skip
+    if not _differ_after(study):
+        return [replace(table, shown=False)] if table.rows else []
     return [one for one in (shown, table if table.rows else None) if one is not None]
+
+
+def _differ_after(study: Study) -> bool:
+    means = []
+    for runs in study.arms.values():
+        after = [row for run in runs.values() for row in run.rows if row["task"] and not position_of(row).at]
+        values = [value for row in after if isinstance(value := row.get(study.metric), int | float)]
+        means += [statistics.mean(values)] if values else []
+    return bool(means) and (len(means) == 1 or max(means) - min(means) > _SAME)
 
 
 def _drop(arm: str, runs: Mapping[int, Run], metric: str) -> Sequence[str | float | None] | None:

@@ -7,7 +7,7 @@ from .curves import Moment, boundaries, can_smooth, curves, lines, odd, thinned
 from .estimates import Centre, estimate
 from .gathering import Study
 from .items import Bar, Bars, Chart
-from .kinds import label_of
+from .kinds import capital, label_of
 
 FEW = 2  # places; these are too few for a curve
 _TITLES: dict[Moment, str] = {
@@ -41,7 +41,7 @@ def chart(
         notes.append("Thinned: not every point is drawn.")
     return Chart(
         f"{name}-{moment}".replace("/", "-").replace("_", "-"),
-        _TITLES[moment].format(said.partition(" (")[0], over) + (", smoothed" if smooth else ""),
+        capital(_TITLES[moment].format(said.partition(" (")[0], over)) + (", smoothed" if smooth else ""),
         " ".join(notes),
         section,
         _LABELS[moment].format(one),
@@ -71,4 +71,4 @@ def chart_or_bars(
     )
     note = f"{note} Bar: {kind} over seeds; whisker: 95 % bootstrap interval.".strip()
     name, said = made.y_label.partition(" (")[0], f"{last:,}" if study.counts_tokens and moment == "epoch" else f"{last:g}"
-    return Bars(made.name, f"{name} {when} {said}", note, section, made.y_label, bars)
+    return Bars(made.name, capital(f"{name} {when} {said}"), note, section, made.y_label, bars)

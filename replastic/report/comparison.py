@@ -11,6 +11,7 @@ import numpy as np
 from .estimates import ENOUGH, Centre, Difference, centre, estimate, holm, paired
 from .gathering import Study
 from .items import Table
+from .kinds import in_words
 from .summary import Summary, counted, summarise
 
 _DRAWS = 20_000
@@ -89,7 +90,7 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
         )
     return Table(
         "final",
-        f"How it ended: {study.metric}",
+        f"How it ended: {in_words(study.metric)}",
         note,
         "Results",
         [columns[number][0] for number in used],

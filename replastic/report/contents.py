@@ -16,7 +16,7 @@ from .comparison import Compared, centre_for, compare, comparison_table
 from .cost import cost
 from .curves import can_smooth, curves, odd
 from .estimates import ENOUGH, Centre
-from .gathering import Study, plain_arms
+from .gathering import Study, family_of, plain_arms
 from .idle import chosen_baseline, idle
 from .items import Arm, Bars, Chapter, Chart, Table
 from .kinds import is_lower_better, parts_of, sets_of
@@ -45,7 +45,13 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
     items += other_figures(study, kind, smooth)
     items.append(_runs_table(study))
     arms = [
-        Arm(arm, counted([run.status for run in runs.values()]), arm == study.baseline_of(arm), arm not in aside)
+        Arm(
+            arm,
+            counted([run.status for run in runs.values()]),
+            arm == study.baseline_of(arm),
+            arm not in aside,
+            _method_of(runs),
+        )
         for arm, runs in study.arms.items()
     ]
     cautions = list(_cautions(study, smooth=smooth, aside=aside, not_chosen=not_chosen))
@@ -58,6 +64,13 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
         cautions,
         _details(study),
     )
+
+
+def _method_of(runs: Mapping[int, Run]) -> str:
+    """The name of an arm's first method; "" without one."""
+    methods = next((run.config.get("methods") for run in runs.values()), None)
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    return str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
 def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = ()) -> str:
@@ -135,7 +148,10 @@ def _cautions(
     for name, (count, reason) in _not_measured(study).items():
         yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, for example: {reason}"
     yield from idle(study)
-    if study.baseline is None or {*plain_arms(study.arms)} - {study.baseline_of(arm) for arm in study.arms}:
+    if (
+        study.baseline is None
+        or len({family_of(next(iter(study.arms[arm].values()))) for arm in plain_arms(study.arms)}) > 1
+    ):
         yield chosen_baseline(study)
     held_out = "a validation set" if sets_of([study.metric], parts_of(study.metric)[1]) else "validation images"
     if aside:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .colours import style
+from .colours import style, styles
 from .figure_layout import (
     EDGE,
     FAINT,
@@ -42,12 +42,12 @@ def draw_bars(figure: Figure, item: Bars, arms: Sequence[Arm]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     hidden = {arm.name for arm in arms if not arm.shown}
-    styles = {arm.name: style(number, baseline=arm.baseline) for number, arm in enumerate(arms)}
+    looks = styles(arms)
     bars = [
         (style_of, bar)
         for order, bar in enumerate(item.bars)
         if bar.arm not in hidden
-        for style_of in [styles.get(bar.arm) or style(order)]
+        for style_of in [looks.get(bar.arm) or style(order)]
     ]
     reaches = [_reach(bar.value, bar.low, bar.high) for _, bar in bars]
     ends = [end for reach in reaches if reach for end in reach]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .colours import style
+from .colours import style, styles
 from .figure_layout import (
     EDGE,
     LABEL,
@@ -28,6 +28,7 @@ from .figure_layout import (
     width_of_ticks,
     write_text,
 )
+from .figure_names import MOST_NAMED, draw_names, width_of_names
 from .items import Arm, Chart, Line
 
 if TYPE_CHECKING:
@@ -96,11 +97,13 @@ def draw_chart(figure: Figure, chart: Chart, arms: Sequence[Arm]) -> None:
 
     place(axes[0], EDGE + 0.7, TITLE, width, height)
     left = EDGE + 0.24 + width_of_ticks(figure, axes[0])
-    width = (WIDTH - EDGE - 0.1 - left - _GAP * (columns - 1)) / columns
-    legend = draw_key(figure, key, left)
+    named = not chart.frames and len(panels[0].lines) <= MOST_NAMED and bool(panels[0].lines[0].label)
+    room = width_of_names(figure, [line.label for line in panels[0].lines]) if named else 0.0
+    width = (WIDTH - EDGE - 0.1 - left - room - _GAP * (columns - 1)) / columns
+    legend = None if named else draw_key(figure, key, left)
     bottom = TITLE + rows * (heads + height) + (rows - 1) * _GAP
     low = bottom + TICKS + LABEL + _KEY_GAP
-    resize(figure, low + height_of(figure, legend) + EDGE)
+    resize(figure, low - _KEY_GAP + EDGE if legend is None else low + height_of(figure, legend) + EDGE)
     for number, (one, panel) in enumerate(zip(axes, panels, strict=True)):
         row, column = divmod(number, columns)
         x, y = left + column * (width + _GAP), TITLE + heads + row * (heads + height + _GAP)
@@ -109,20 +112,32 @@ def draw_chart(figure: Figure, chart: Chart, arms: Sequence[Arm]) -> None:
             write_text(figure, x, y - 0.07, panel.head, SIZE, width, color=panel.colour, weight="bold", va="bottom")
     middle = TITLE + (bottom - TITLE) / 2
     write_text(figure, EDGE, 0.1, chart.title, TITLE_SIZE, WIDTH - 2 * EDGE, weight="bold", va="top")
-    write_text(figure, (left + WIDTH - EDGE) / 2, bottom + TICKS, chart.x_label, LABEL_SIZE, 6.5, ha="center", va="top")
+    write_text(
+        figure,
+        left + (WIDTH - EDGE - room - left) / 2,
+        bottom + TICKS,
+        chart.x_label,
+        LABEL_SIZE,
+        6.5,
+        ha="center",
+        va="top",
+    )
     tall = min(bottom - TITLE, 6.0)
     write_text(figure, EDGE, middle, chart.y_label, LABEL_SIZE, tall, ha="left", va="center", rotation=90)
-    legend.set_bbox_to_anchor((left / WIDTH, 1 - low / figure.get_figheight()), transform=figure.transFigure)
+    if legend is not None:
+        legend.set_bbox_to_anchor((left / WIDTH, 1 - low / figure.get_figheight()), transform=figure.transFigure)
+    else:
+        draw_names(figure, axes[0], [(line.label, line.x, line.y, line.colour) for line in panels[0].lines])
 
 
 def _lines(chart: Chart, arms: Sequence[Arm]) -> tuple[list[_Panel], list[tuple[str, str, tuple[int, ...]]]]:
     """One panel with every line."""
     hidden = {arm.name for arm in arms if not arm.shown}
-    styles = {arm.name: style(number, baseline=arm.baseline) for number, arm in enumerate(arms)}
+    looks = styles(arms)
     drawn = []
     for order, line in enumerate(chart.lines):
         if line.arm not in hidden:
-            look = styles.get(line.arm) or style(order)
+            look = looks.get(line.arm) or style(order)
             drawn += _drawable(chart, line, look.light, look.dash)
     key = dict.fromkeys((line.label, line.colour, line.dash) for line in drawn)
     return [_Panel("", "", drawn)] if drawn else [], list(key)
@@ -142,17 +157,17 @@ def _frames(chart: Chart, arms: Sequence[Arm]) -> tuple[list[_Panel], list[tuple
     known = {arm.name for arm in arms}
     found = {line.arm for _, lines in frames for line in lines}
     panels = []
-    wanted = [(number, arm) for number, arm in enumerate(arms) if arm.shown and arm.name in found]
+    wanted, looks = [arm for arm in arms if arm.shown and arm.name in found], styles(arms)
     if not found & known:
-        wanted = [(0, Arm("", ""))]
-    for number, arm in wanted:
+        wanted = [Arm("", "")]
+    for arm in wanted:
         drawn = []
         for (_, lines), colour in zip(frames, colours, strict=True):
             for line in lines:
                 if line.arm == arm.name or line.arm not in known:
                     drawn += _drawable(chart, line, colour, (), band=len(frames) <= _MOST_BANDS)
         if drawn:
-            panels.append(_Panel(arm.name, style(number, baseline=arm.baseline).light, drawn))
+            panels.append(_Panel(arm.name, (looks.get(arm.name) or style(0)).light, drawn))
     key = [(label, colour, ()) for (label, _), colour in zip(frames, colours, strict=True)]
     return panels, _some(key, _MOST_FRAMES_NAMED)
 

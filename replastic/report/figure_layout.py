@@ -147,3 +147,19 @@ def power(value: float, decimals: int = 0) -> str:
     digits, exponent = f"{value:.{decimals}e}".split("e")
     power = "10" + str(int(exponent)).translate(_RAISED)
     return power if digits == "1" else f"{digits}×{power}".replace("-", "−")
+
+
+def place_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Ascending places, at least a gap apart and within limits if they fit, each near to the one that it wants.
+
+    >>> place_apart([0.0, 0.1, 5.0], 1.0, 0.0, 5.0)
+    [0.0, 1.0, 5.0]
+    """
+    places = list[float]()
+    for place in wanted:
+        places.append(max(place, places[-1] + gap if places else low))
+    top = max(high, low + gap * (len(places) - 1))
+    for number in range(len(places) - 1, -1, -1):
+        places[number] = min(places[number], top)
+        top = places[number] - gap
+    return places

@@ -15,6 +15,7 @@ from ..extras import needed
 from ..record.files import write_whole
 from .figure_bars import draw_bars
 from .figure_chart import draw_chart
+from .figure_dark import darken, darker
 from .figure_layout import (
     DPI,
     GRID,
@@ -58,11 +59,13 @@ _LOOK: dict[Any, Any] = {
 _SETTINGS = threading.Lock()  # matplotlib's settings and Python's warnings are global to the process
 
 
-def draw(item: Chart | Bars, arms: Sequence[Arm], folder: Path) -> list[Path]:
+def draw(item: Chart | Bars, arms: Sequence[Arm], folder: Path, *, dark: bool = False) -> list[Path]:
     """Write NAME.svg and NAME.png to the folder: the arms that are shown, each in the colour of its place among all arms.
 
     Both are 8 inches wide. Drawn again from the same numbers they are the same, byte for byte, whatever the user's settings
     of matplotlib are. In the SVG file text is text; in the PNG file letters that DejaVu Sans lacks are boxes.
+
+    dark: for dark pages: light lines and letters on nothing, as NAME-dark.svg and NAME-dark.png.
     """
     matplotlib = needed("matplotlib", "report", "a figure")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -72,17 +75,20 @@ def draw(item: Chart | Bars, arms: Sequence[Arm], folder: Path) -> list[Path]:
     with _SETTINGS, matplotlib.rc_context(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # for example about letters that the font lacks
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_LOOK)
+        matplotlib.rcParams.update({key: darker(value) if dark else value for key, value in _LOOK.items()})
         figure = Figure(figsize=(WIDTH, 10), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
         if isinstance(item, Bars):
             draw_bars(figure, item, arms)
         else:
             draw_chart(figure, item, arms)
+        if dark:
+            darken(figure)
         # Without the date and the version, a file depends on the numbers alone.
         figure.savefig(svg, format="svg", metadata={"Title": plain_text(item.title), "Date": None, "Creator": None})
         figure.savefig(png, format="png", metadata={"Software": None})
-    paths = [folder / f"{item.name}.svg", folder / f"{item.name}.png"]
+    name = f"{item.name}-dark" if dark else item.name
+    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     for path, file in zip(paths, (svg, png), strict=True):
         write_whole(path, file.getvalue())
     return paths

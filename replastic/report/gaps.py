@@ -11,7 +11,7 @@ from .curves import Curve, lines, points_of
 from .estimates import Centre
 from .gathering import Study
 from .items import Chart
-from .kinds import is_lower_better, label_of
+from .kinds import capital, is_lower_better, label_of
 
 
 def gap(study: Study, base: str, section: str, kind: Centre) -> Chart | None:
@@ -27,7 +27,7 @@ def gap(study: Study, base: str, section: str, kind: Centre) -> Chart | None:
     better = "Below" if is_lower_better(study.metric) else "Above"
     return Chart(
         f"{study.metric}-gap".replace("_", "-"),
-        f"{label.partition(' (')[0]} minus that of {study.baseline_name}",
+        f"{capital(label.partition(' (')[0])} minus that of {study.baseline_name}",
         f"In the second half of the last task. {better} 0 the arm is better. Line: {kind} over seeds of the differences "
         "seed by seed; band: 95 % bootstrap interval of each point.",
         section,

@@ -128,12 +128,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm in the legend. ended: how its runs ended, for example "3 finished". shown: whether it is shown at first."""
+    """An arm in the legend. ended: how its runs ended, for example "3 finished". shown: whether it is shown at first.
+
+    method: the name of its first method; "" without one.
+    """
 
     name: str
     ended: str
     baseline: bool = False
     shown: bool = True
+    method: str = ""
 
 
 @dataclass(frozen=True)

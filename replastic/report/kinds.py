@@ -64,16 +64,31 @@ def sets_of(names: Iterable[str], kind: str) -> list[str]:
     return sorted(name for name in found if not any(name.endswith(f"_{other}") for other in (*found, *_SPLITS[1:])))
 
 
+def in_words(figure: str) -> str:
+    """The name of a figure as it is read: "train_accuracy" is train accuracy.
+
+    >>> in_words("measures.effective_rank/head.1")
+    'effective rank/head.1'
+    """
+    name, slash, place = figure.removeprefix("measures.").partition("/")
+    return name.replace("_", " ") + slash + place
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def label_of(figure: str, *, of_text: bool) -> str:
     """What an axis is called. of_text: whether the figure is of tokens, which have units.
 
     >>> label_of("openmix_loss", of_text=True), label_of("wikitext_bits", of_text=True), label_of("test_loss", of_text=False)
-    ('openmix loss (nats a token)', 'wikitext bits a byte', 'test_loss')
+    ('openmix loss (nats a token)', 'wikitext bits a byte', 'test loss')
     """
     of_set, kind = parts_of(figure)
     if not of_text or not is_figure(figure):
-        return figure
-    name = of_set or "training"
+        return in_words(figure)
+    name = in_words(of_set) or "training"
     if kind == "bits":
         return f"{name} {_UNITS[kind]}"
     return f"{name} {kind}" + (f" ({_UNITS[kind]})" if kind in _UNITS else "")

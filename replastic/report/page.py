@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from ..extras import needed
 from ..listing import visible
-from .colours import Style, style
+from .colours import Style, style, styles
 from .items import Bars, Cell, Chapter, Chart, Contents, Line, Table, common_n
 
 _HERE = Path(__file__).parent
@@ -88,7 +88,7 @@ def _chapter(
     chapter: Chapter, name: str, files: Sequence[tuple[str, str, str]], inks: _Inks, *, several: bool
 ) -> dict[str, Any]:
     """What the template shows of a chapter."""
-    styles = [style(number, baseline=arm.baseline) for number, arm in enumerate(chapter.arms)]
+    looks = [*styles(chapter.arms).values()]
     arms = [
         {
             **_look(of, inks),
@@ -99,9 +99,9 @@ def _chapter(
             "hint": f"{arm.name}: {arm.ended}" if arm.ended else arm.name,
             "pressed": "true" if arm.shown else "false",
         }
-        for arm, of in zip(chapter.arms, styles, strict=True)
+        for arm, of in zip(chapter.arms, looks, strict=True)
     ]
-    view = _Items({arm.name: number for number, arm in enumerate(chapter.arms)}, styles, inks)
+    view = _Items({arm.name: number for number, arm in enumerate(chapter.arms)}, looks, inks)
     sections: dict[str, list[dict[str, Any]]] = {}
     for item in chapter.items:
         if not isinstance(item, Table) or item.shown:

@@ -3,6 +3,9 @@
 const FEW_POINTS = 12; // up to this number, each gets a dot
 const MOST_ROWS = 16; // of the note at the cursor
 const NARROW = 640; // in narrower windows the note is below the chart, which it would cover
+const MOST_NAMED = 14; // lines with their names at their ends
+const NAME_WIDTH = 150; // pixels at most
+const NAME_HEIGHT = 14;
 const REACH = 8; // pixels between the cursor and a point that it still reads
 
 class Chart {
@@ -47,6 +50,7 @@ class Chart {
     const [bands, curves] = [drawn("g", {}), drawn("g", {})];
     svg.append(bands, curves);
     for (const line of this.visible(this.frame)) this.drawLine(line, bands, curves);
+    this.drawNames(curves);
     this.cursor = drawn("g", { class: "cursor" });
     svg.append(this.cursor);
     const stops = new Map(this.points.flat().map((point) => [point.x, point.px]));
@@ -76,11 +80,34 @@ class Chart {
     const ticks = (range, log, count, whole) => (log ? logTicks(...range, count) : linearTicks(...range, count, whole));
     const ticksY = ticks(rangeY, data.yLog, Math.floor((bottom - top) / 42), false);
     const left = Math.ceil(Math.max(20, ...ticksY.map((tick) => textWidth(tick.text)))) + 10;
-    const right = width - 14;
+    const right = width - 14 - this.roomForNames(width);
     const ticksX = ticksThatFit(right - left, (count) => ticks(rangeX, data.xLog, count, data.whole));
     const [x, y] = [makeScale(rangeX, left, right, data.xLog), makeScale(rangeY, bottom, top, data.yLog)];
     Object.assign(this, { x, y, rangeX, ticksX, ticksY, top, bottom, left, right, width, height });
     return true;
+  }
+
+  /** The width of the names at the ends of lines; 0 in a narrow window, where the legend has them. */
+  roomForNames(width) {
+    const names = this.visible(this.frame).map((line) => line.label);
+    const named = width >= NARROW && this.data.frames.length === 1 && names.length > 1 && names.length <= MOST_NAMED;
+    this.names = named ? new Map(names.map((name) => [name, fitted(name, NAME_WIDTH)])) : null;
+    return named ? Math.ceil(Math.max(...[...this.names.values()].map((name) => textWidth(name)))) + 10 : 0;
+  }
+
+  /** Each name at the height of its line's last point, or as near to it as the others allow. */
+  drawNames(curves) {
+    if (!this.names) return;
+    const ends = this.points.filter((points) => points.length).map((points) => points.at(-1)).sort((a, b) => a.py - b.py);
+    const heights = apart(ends.map((end) => end.py), NAME_HEIGHT, this.top, this.bottom);
+    for (const [i, { line, px, py }] of ends.entries()) {
+      const at = { x: this.right + 10, y: heights[i].toFixed(1), dy: "0.32em" };
+      const { label, ink, arm } = line;
+      curves.append(drawn("text", { class: `line-name ${ink}`, "data-arm": arm, ...at }, this.names.get(label)));
+      if (Math.abs(heights[i] - py) < 2 && this.right - px < 2) continue;
+      const leader = { x1: px, y1: py, x2: this.right + 7, y2: heights[i] };
+      curves.append(drawn("line", { class: `leader ${ink}`, "data-arm": arm, ...leader }));
+    }
   }
 
   fits(x, y) {
@@ -222,6 +249,18 @@ class Chart {
 }
 
 const place = ({ px, py }) => `${px.toFixed(1)},${py.toFixed(1)}`;
+
+/** Ascending places, at least a gap apart and within limits if they fit, each near to the one that it wants. */
+function apart(wanted, gap, low, high) {
+  const places = [];
+  for (const place of wanted) places.push(Math.max(place, places.length ? places.at(-1) + gap : low));
+  let top = Math.max(high, low + gap * (places.length - 1));
+  for (let i = places.length - 1; i >= 0; i--) {
+    places[i] = Math.min(places[i], top);
+    top = places[i] - gap;
+  }
+  return places;
+}
 
 /** The index of the nearest element. */
 function closest(list, far) {

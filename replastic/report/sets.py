@@ -9,7 +9,7 @@ from typing import Any
 
 from .gathering import Study
 from .items import Cell, Table, marked, over_seeds
-from .kinds import is_lower_better, label_of, parts_of, sets_of
+from .kinds import capital, is_lower_better, label_of, parts_of, sets_of
 from .summary import Summary, summarise
 
 _SECTION = "All sets"
@@ -37,7 +37,7 @@ def _table(study: Study, kind: str) -> Table | None:
     lower = is_lower_better(kind)
     said = label_of(kind, of_text=study.counts_tokens).removeprefix("training ")
     note = (
-        f"{said[:1].upper()}{said[1:]}: mean ± standard deviation {over_seeds(rows)}, in the first {which} and in the last. "
+        f"{capital(said)}: mean ± standard deviation {over_seeds(rows)}, in the first {which} and in the last. "
         f"What is {'higher' if lower else 'lower'} in the last was forgotten. Bold: the "
         f"{'lowest' if lower else 'highest'} of each last {which}."
     )

@@ -11,10 +11,11 @@ import numpy as np
 from .charts import FEW, chart
 from .curves import Moment, curves
 from .estimates import Centre, estimate
+from .finding import entitled, finding
 from .gaps import gap
 from .gathering import Study, first_length, start_of
 from .items import Cell, Chart, Line, Table, marked, over_seeds
-from .kinds import is_lower_better, label_of, short
+from .kinds import capital, is_lower_better, label_of, short
 from .summary import Summary, summarise
 
 _SECTION = "Starts"
@@ -38,16 +39,16 @@ def starts_table(study: Study) -> Table:
         [family, *(_cell(found[several[start]]) if start in several else None for start in columns)]
         for family, several in families.items()
     ]
-    lower = is_lower_better(study.metric)
+    lower, label = is_lower_better(study.metric), label_of(study.metric, of_text=study.counts_tokens)
     note = (
-        f"{label_of(study.metric, of_text=study.counts_tokens)} in the last tasks: mean ± standard deviation "
+        f"{capital(label)} in the last tasks: mean ± standard deviation "
         f"{over_seeds(rows)}. Bold: the {'lowest' if lower else 'highest'} of its column."
     )
     names = ("arm", *(start or _NONE for start in columns))
     digits = (None, *[3] * len(columns))
     return Table(
         "starts",
-        f"{study.metric} by arm and start",
+        f"{capital(label.partition(' (')[0])} by arm and start",
         note,
         _SECTION,
         names,
@@ -65,7 +66,8 @@ def by_start(study: Study, figure: str, section: str, kind: Centre, smooth: int)
         moments: tuple[Moment, ...] = ("end", "last") if tasks > FEW else ("last",)
         for moment in moments:
             one = chart(part, figure, moment, section, kind, smooth=smooth)
-            made.append(one and _from(start, one))
+            one = one and _from(start, one)
+            made.append(entitled(one, finding(part)) if one and figure == study.metric and moment == moments[0] else one)
         base = study.baseline and base_at(study, start)
         if figure == study.metric and base:
             one = gap(part, base, section, kind)
@@ -117,16 +119,16 @@ def _chart(study: Study, found: Mapping[str, Summary]) -> Chart | None:
             values = np.array([[one.last.get(seed, np.nan) for one in at.values()] for seed in seeds])
             parts = (part.tolist() for part in estimate(values, "mean"))
             lines.append(Line(family, [places[start] for start in at], *parts, arm=next(iter(several.values()))))
-    unit = study.axis
+    unit, label = study.axis, label_of(study.metric, of_text=study.counts_tokens)
     said = ", ".join(f"{start} {short(place)}" for start, place in places.items())
     level = " An arm without a start is a level line." if any(None in several for several in study.families.values()) else ""
     return Chart(
         "starts",
-        f"{study.metric} against the length of the first task",
+        f"{capital(label.partition(' (')[0])} against the length of the first task",
         f"In the last tasks; line: mean over seeds, band: 95 % bootstrap interval. Starts, in {unit}: {said}.{level}",
         _SECTION,
         f"{unit} of the first task",
-        label_of(study.metric, of_text=study.counts_tokens),
+        label,
         lines,
         whole=True,
     )
