@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from replastic.record import Run
 from replastic.report import compare, gather
 from replastic.report.accuracy import accuracy
 from replastic.report.best import best_points
+from replastic.report.colours import styles
 from replastic.report.contents import chapter
 from replastic.report.cost import cost
 from replastic.report.gathering import Study
@@ -173,3 +175,31 @@ def test_without_starts_there_is_no_such_table(tmp_path: Path) -> None:
     study = gathered(tmp_path, text_run("base", 1), text_run("FIRE", 1))
     assert (study.starts, starts(study)) == ([], [])
     assert "openmix-loss-epoch" in {one.name for one in accuracy(study, "mean", 0)}
+
+
+def test_an_arm_looks_the_same_from_each_start(tmp_path: Path) -> None:
+    made = chapter(gathered(tmp_path, *from_starts(("base", "FIRE", "S&P"))))
+    looks = styles(made.arms)
+    assert len({looks[f"FIRE, {start}"] for start in STARTS}) == 1
+    assert len({looks[arm] for arm in ("base, best", "FIRE, best", "S&P, best", "full reset")}) == 4
+
+
+def test_unfinished_runs_are_in_curves_and_not_in_tables(tmp_path: Path) -> None:
+    runs = from_starts(("base", "FIRE"), seeds=(1,))
+    for number, status in ((1, "started"), (4, "diverged")):  # base and FIRE, both from the second start
+        run = runs[number]
+        kept = [row for row in run.rows if row["task"] == 0 or (status == "diverged" and row["at"] <= 1000)]
+        runs[number] = replace(run, rows=kept, times=run.times[: len(kept)], status=status)
+    study = gathered(tmp_path, *runs, text_run("late", 1, start="250 epochs", status="started"))
+    made = {one.name: one for one in chapter(study).items}
+    base, fire, late, new = ([*row[1:]] for row in made["starts"].rows)
+    assert [cell is None for cell in (*base, *fire)] == [False, True, False, True] * 2
+    assert late == [None] * 4
+    assert new[3].n == 1
+    assert len(made["openmix-loss-last-125 epochs"].lines) == 2  # FIRE's first steps, and the arm without a start
+
+
+def test_a_start_of_which_nothing_is_known_yet_is_no_error(tmp_path: Path) -> None:
+    run = text_run("FIRE", 1, start="best")
+    study = gathered(tmp_path, replace(run, rows=[], times=[], status="started"), text_run("base", 1, start="250 epochs"))
+    assert chapter(study).says.startswith("base, 250 epochs has the lowest")

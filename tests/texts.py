@@ -12,6 +12,7 @@ from .records import Row, run_of
 A_STEP = 32 * 512  # tokens
 ABOUT = {"name": "figure 3", "metric": "openmix_loss", "tasks": 2, "unit": "steps"}
 STARTS = {"best": 2000, "125 epochs": 11_000, "250 epochs": 22_000}  # steps
+METHODS = {"FIRE": "fire", "S&P": "shrink_and_perturb", "norm only": "restore_norms"}
 SHIFTS = {"base": 0.0, "FIRE": -0.03, "S&P": -0.02, "norm only": -0.029}  # of the loss at the end
 STAGES = [{"sources": "wikitext", "steps": 22_000}, {"sources": {"openmix": 0.99, "wikitext": 0.01}, "steps": 4000}]
 
@@ -55,9 +56,8 @@ def text_run(arm: str, seed: int, *, start: str | None = None, shift: float | No
     shift = SHIFTS.get(arm, 0.01) if shift is None else shift
     config: dict[str, Any] = {} if start is None else {"start": {"arm": arm, "name": start}}
     name = f"{arm}, {start}" if start not in (None, "none") else arm
-    config |= {"kind": "text", "protocol": {"name": "stages", "stages": STAGES}, "methods": [{"name": arm}]}
-    if arm in ("base", "full reset"):
-        config["methods"] = []
+    methods = [] if arm in ("base", "full reset") else [{"name": METHODS.get(arm, arm)}]
+    config |= {"kind": "text", "protocol": {"name": "stages", "stages": STAGES}, "methods": methods}
     rows = text_rows(length, seed=seed, shift=shift, sets=sets)
     about: Mapping[str, Any] = {**ABOUT, "lengths": [length, 4000], **given.pop("about", {})}
     return run_of(name, seed, rows, about=about, **config, **given)

@@ -51,6 +51,7 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
             arm == study.baseline_of(arm),
             arm not in aside,
             _method_of(runs),
+            family_of(next(iter(runs.values()))),
         )
         for arm, runs in study.arms.items()
     ]
@@ -148,10 +149,8 @@ def _cautions(
     for name, (count, reason) in _not_measured(study).items():
         yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, for example: {reason}"
     yield from idle(study)
-    if (
-        study.baseline is None
-        or len({family_of(next(iter(study.arms[arm].values()))) for arm in plain_arms(study.arms)}) > 1
-    ):
+    plain = {family_of(next(iter(study.arms[arm].values()))) for arm in plain_arms(study.arms)}
+    if study.baseline is None or len(plain) > 1:
         yield chosen_baseline(study)
     held_out = "a validation set" if sets_of([study.metric], parts_of(study.metric)[1]) else "validation images"
     if aside:

@@ -204,5 +204,6 @@ def _study(name: str, runs: Sequence[Run], metric: str, baseline: str | None) ->
     if not study.starts:
         return study
     starts = [*study.starts, None]
-    by_start = [several[start] for several in study.families.values() for start in starts if start in several]
+    families = sorted(study.families.values(), key=lambda several: (baseline not in several.values(), None in several))
+    by_start = [several[start] for several in families for start in starts if start in several]
     return replace(study, arms={arm: study.arms[arm] for arm in by_start}, baseline=baseline and by_start[0])

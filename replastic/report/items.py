@@ -130,7 +130,7 @@ class Table:
 class Arm:
     """An arm in the legend. ended: how its runs ended, for example "3 finished". shown: whether it is shown at first.
 
-    method: the name of its first method; "" without one.
+    method: the name of its first method; "" without one. family: arms of one family have one look; "" for the arm alone.
     """
 
     name: str
@@ -138,6 +138,7 @@ class Arm:
     baseline: bool = False
     shown: bool = True
     method: str = ""
+    family: str = ""
 
 
 @dataclass(frozen=True)

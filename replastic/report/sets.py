@@ -39,7 +39,7 @@ def _table(study: Study, kind: str) -> Table | None:
     note = (
         f"{capital(said)}: mean ± standard deviation {over_seeds(rows)}, in the first {which} and in the last. "
         f"What is {'higher' if lower else 'lower'} in the last was forgotten. Bold: the "
-        f"{'lowest' if lower else 'highest'} of each last {which}."
+        f"{'lowest' if lower else 'highest'} on each set in the last {which}."
     )
     columns = ["arm", *(f"{name}, {when} {which}" for name in sets for when in ("first", "last"))]
     digits = (None, *[3] * (len(columns) - 1))

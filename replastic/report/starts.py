@@ -92,7 +92,7 @@ def _first_task(study: Study, figure: str, section: str, kind: Centre, smooth: i
     alike = {(one.x.tobytes(), one.values.tobytes()): one.arm for one in reversed(curves(last, figure, "first"))}
     note = f"Vertical lines: the starts ({', '.join(study.starts)}). Arms with the same curve are drawn once."
     one = chart(last.only(alike.values()), figure, "first", section, kind, smooth=smooth, note=note)
-    places = {length for of in _lengths(study).values() for length in of if length}
+    places = {length for of in _lengths(study).values() for length in of}
     return one and replace(one, marks=sorted(places))
 
 
@@ -100,8 +100,8 @@ def _lengths(study: Study) -> dict[str, list[int]]:
     """By start, the lengths of first tasks: seeds may have their lowest loss at different places."""
     lengths: dict[str, list[int]] = {start: [] for start in study.starts}
     for run in study.runs:
-        if (start := start_of(run)) is not None:
-            lengths[start].append(first_length(run))
+        if (start := start_of(run)) is not None and (length := first_length(run)):
+            lengths[start].append(length)
     return lengths
 
 
@@ -109,10 +109,10 @@ def _chart(study: Study, found: Mapping[str, Summary]) -> Chart | None:
     """The metric against the length of the first task; an arm without a start is a level line."""
     if len(study.starts) < 2:
         return None
-    places = {start: statistics.mean(of) for start, of in _lengths(study).items()}
+    places = {start: statistics.mean(of) for start, of in _lengths(study).items() if of}
     lines = []
     for family, several in study.families.items():
-        arms = {start: several.get(start, several.get(None)) for start in study.starts}
+        arms = {start: several.get(start, several.get(None)) for start in places}
         at = {start: found[arm] for start, arm in arms.items() if arm is not None}
         seeds = sorted({seed for one in at.values() for seed in one.last})
         if seeds:
