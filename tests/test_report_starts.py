@@ -20,7 +20,7 @@ from replastic.report.contents import chapter
 from replastic.report.cost import cost
 from replastic.report.gathering import Study
 from replastic.report.idle import chosen_baseline, idle
-from replastic.report.items import Cell, Chart
+from replastic.report.items import Chart
 from replastic.report.starts import starts
 
 from .records import rows_of, run_of, table_of, write
@@ -64,11 +64,12 @@ def test_the_table_has_arms_down_and_starts_across_and_marks_the_lowest_of_each_
     assert list(table.columns) == ["arm", "best", "late", "without a start"]  # the earliest start first
     assert [row[0] for row in table.rows] == ["base", "FIRE", "new"]
     base, fire, new = ([*row[1:]] for row in table.rows)
-    assert base[0] == Cell(pytest.approx(3.1), pytest.approx(0.1), 3)
+    assert base[0] == pytest.approx((3.1, 0.1, 3, False))
     late = ENDS["FIRE, late"].values()
-    assert fire[1] == Cell(pytest.approx(statistics.mean(late)), pytest.approx(statistics.stdev(late)), 3, best=True)
+    assert fire[1] == pytest.approx((statistics.mean(late), statistics.stdev(late), 3, True))
     assert [cell and cell.best for cell in (*base, *fire)] == [False, False, None, True, True, None]
-    assert new == [None, None, Cell(pytest.approx(3.1), pytest.approx(0.72**0.5), 2)]  # alone in its column: not the best
+    assert new[:2] == [None, None]
+    assert new[2] == pytest.approx((3.1, 0.72**0.5, 2, False))  # alone in its column: not the best
     assert "lowest" in table.note
 
 
@@ -85,7 +86,7 @@ def test_an_arm_is_compared_with_the_baseline_from_the_same_start_seed_by_seed(s
     assert [study.baseline_of(arm) for arm in study.arms] == ["base, best", "base, late"] * 2 + [None]
     table = table_of(starts(study), "starts-differences")
     assert [row[0] for row in table.rows] == ["FIRE", "new"]
-    assert table.rows[1][1] == Cell(pytest.approx(0.0), pytest.approx(0.5**0.5), 2)  # 2.5 - 3.0 and 3.7 - 3.2
+    assert table.rows[1][1] == pytest.approx((0.0, 0.5**0.5, 2, False))  # 2.5 - 3.0 and 3.7 - 3.2
     assert "Below 0" in table.note
 
 
@@ -191,12 +192,13 @@ def test_unfinished_runs_are_in_curves_and_not_in_tables(tmp_path: Path) -> None
         kept = [row for row in run.rows if row["task"] == 0 or (status == "diverged" and row["at"] <= 1000)]
         runs[number] = replace(run, rows=kept, times=run.times[: len(kept)], status=status)
     study = gathered(tmp_path, *runs, text_run("late", 1, start="250 epochs", status="started"))
-    made = {one.name: one for one in chapter(study).items}
-    base, fire, late, new = ([*row[1:]] for row in made["starts"].rows)
+    items = chapter(study).items
+    base, fire, late, new = ([*row[1:]] for row in table_of([*items], "starts").rows)
     assert [cell is None for cell in (*base, *fire)] == [False, True, False, True] * 2
     assert late == [None] * 4
     assert new[3].n == 1
-    assert len(made["openmix-loss-last-125 epochs"].lines) == 2  # FIRE's first steps, and the arm without a start
+    (last,) = (one for one in items if isinstance(one, Chart) and one.name == "openmix-loss-last-125 epochs")
+    assert len(last.lines) == 2  # FIRE's first steps, and the arm without a start
 
 
 def test_a_start_of_which_nothing_is_known_yet_is_no_error(tmp_path: Path) -> None:
