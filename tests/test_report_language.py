@@ -25,7 +25,7 @@ from replastic.report.page import page
 from replastic.report.sets import all_sets, drawn
 
 from .records import rows_of, run_of, study_of, table_of, write
-from .texts import A_STEP, from_starts, text_rows, text_run
+from .text_runs import A_STEP, from_starts, text_rows, text_run
 
 METRIC = "openmix_loss"
 SEEDS = (1, 2, 3)

@@ -24,7 +24,7 @@ from replastic.report.items import Chart
 from replastic.report.starts import starts
 
 from .records import rows_of, run_of, table_of, write
-from .texts import A_STEP, STARTS, from_starts, text_run
+from .text_runs import A_STEP, STARTS, from_starts, text_run
 
 METRIC = "openmix_loss"
 ENDS = {  # by arm and start, and seed: the pairs of one start differ from those of another
