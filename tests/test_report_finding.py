@@ -3,8 +3,9 @@
 import pytest
 
 from replastic.report.accuracy import accuracy, after_boundaries
-from replastic.report.finding import finding, in_words
+from replastic.report.finding import finding
 from replastic.report.items import Chart, Table
+from replastic.report.kinds import in_words
 
 from .records import arm_of, rows_of, run_of, study_of
 

@@ -72,6 +72,7 @@ class Compare(_Runs):
         from ..report import compare, gather
         from ..report.comparison import comparison_table
         from ..report.idle import chosen_baseline, idle
+        from ..report.starts import starts_table
 
         self._check()
         studies, problems = gather(self.runs, metric=self.metric or None, baseline=self.baseline or None)
@@ -85,6 +86,9 @@ class Compare(_Runs):
             print_text(table.note)
             for sentence in ([chosen_baseline(study)] if len(study.arms) > 1 else []) + list(idle(study)):
                 print_text(sentence)
+            if study.starts:
+                print_line("")
+                _print_starts(starts_table(study))
         return warn_of(problems)
 
 
@@ -106,6 +110,19 @@ class Best(Command):
             rows.append((name, point, one.figure, f"{one.score:.4f}", _shown(one.spread, 4), str(one.n)))
         print_table(("arm", "best point", "figure", "mean", "deviation", "n"), rows)
         return 0
+
+
+def _print_starts(table: Table) -> None:
+    """Arms by start; the best of a column has a star."""
+    from ..report.items import Cell, common_n
+
+    with_n = common_n(table.rows) is None
+    rows = [
+        [cell.text(3, with_n=with_n) + "*" * cell.best if isinstance(cell, Cell) else _shown(cell, None) for cell in row]
+        for row in table.rows
+    ]  # fmt: skip
+    print_table(table.columns, rows, right=range(1, len(table.columns)))
+    print_text(f"{table.note.replace('Bold:', '*:')}")
 
 
 def _fitting(table: Table) -> tuple[list[str], list[list[str]]]:

@@ -1,9 +1,9 @@
-"""Accuracy over tasks and during them, and right after each boundary."""
+"""The figures of arms over tasks and during them, and right after each boundary."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from ..record import Run
@@ -12,29 +12,33 @@ from .charts import FEW, chart, chart_or_bars
 from .curves import Moment, within_tasks
 from .ends import task_ends
 from .estimates import Centre
-from .finding import finding
+from .finding import entitled, finding
+from .gaps import gap
 from .gathering import Study
 from .items import Bars, Chart, Table
-from .summary import is_lower_better
+from .kinds import heading_of, is_figure, is_lower_better, parts_of, sets_of
+from .starts import by_start
 
 _SAME = 0.02  # the difference of means over boundaries up to which arms are at the same level there
 
 
 def accuracy(study: Study, kind: Centre, smooth: int) -> list[Chart]:
-    """Charts of the figure by which arms are compared; the first one's title says what it shows."""
-    found = _charts(study, study.metric, "Accuracy", kind, smooth)
-    return [entitled(one, finding(study)) for one in found[:1]] + found[1:]
-
-
-def entitled(chart: Chart, title: str) -> Chart:
-    """The chart with a title that says what it shows; what it is of then begins its note."""
-    return replace(chart, title=title, note=f"{chart.title}. {chart.note}") if title else chart
+    """Charts of the figure by which arms are compared; titles say what they show."""
+    section = heading_of(study.metric)
+    if study.starts:
+        return by_start(study, study.metric, section, kind, smooth)
+    charts = _charts(study, study.metric, section, kind, smooth)
+    charts = [entitled(one, finding(study)) for one in charts[:1]] + charts[1:]
+    if study.counts_tokens and study.baseline and (one := gap(study, study.baseline, section, kind)):
+        charts.append(one)
+    return charts
 
 
 def other_figures(study: Study, kind: Centre, smooth: int) -> list[Chart]:
     """Charts of the other accuracies and losses in the rows."""
     # The last row may be one right after a boundary, which has no loss.
-    names = {name for run in study.runs for row in run.rows[-2:] for name in row if name.endswith(("accuracy", "loss"))}
+    names = {name for run in study.runs for row in run.rows[-2:] for name in row if is_figure(name)}
+    names -= _same_in_other_units(names | {study.metric}, study.metric)
     return [
         one
         for name in sorted(names - {study.metric})
@@ -42,8 +46,21 @@ def other_figures(study: Study, kind: Centre, smooth: int) -> list[Chart]:
     ]  # fmt: skip
 
 
+def _same_in_other_units(names: Set[str], metric: str) -> set[str]:
+    """Of the loss and the bits a byte on a set, the one that the metric is not: their curves have the same shape."""
+    shown = "bits" if metric.endswith("bits") else "loss"
+    other = "loss" if shown == "bits" else "bits"
+    return {f"{of_set}_{other}" for of_set in sets_of(names, other) if f"{of_set}_{shown}" in names}
+
+
 def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) -> list[Chart]:
-    """Over tasks if there are several; within tasks if they were tested more than once; of two, also the last alone."""
+    """Over tasks if there are several; within tasks if they were tested more than once; of two, also the last alone.
+
+    With starts, the first task until the last start, and the last task from each of them: runs from different starts cross
+    their boundary at different places.
+    """
+    if study.starts:
+        return by_start(study, figure, section, kind, smooth)
     tasks = max((row["task"] + 1 for run in study.runs for row in run.rows[-1:]), default=0)
     moments: list[Moment] = ["end"] if tasks > FEW else []
     often = within_tasks(study, figure)
@@ -56,20 +73,23 @@ def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) 
 
 
 def after_boundaries(study: Study, kind: Centre) -> list[Chart | Bars | Table]:
-    """The immediate cost of a boundary: the accuracy before the first step on new data, and the loss of accuracy there.
+    """The immediate cost of a boundary: the figure before the first step on new data, and what is lost there.
 
     It is not shown if no arm differs from another there: with new random labels, all are at chance.
     """
     if not any(study.metric in row and row["task"] and not position_of(row).at for run in study.runs for row in run.rows):
         return []
     section = "Right after each boundary"
-    note = "Before the first step of a task: after the method has acted at its boundary, on the new task's data."
+    fixed = sets_of([study.metric], parts_of(study.metric)[1])
+    on = "on a set that all tasks share" if fixed else "on the new task's data"
+    note = f"Before the first step of a task: after the method has acted at its boundary, {on}."
     shown = chart_or_bars(study, study.metric, "start", section, kind, note=note)
     rows = [_drop(arm, runs, study.metric) for arm, runs in study.arms.items()]
     note = (
         "Means over boundaries and seeds of finished runs. Lost: from the end of the previous task to right after the "
-        "boundary. What the baseline loses there is due to the new data."
+        "boundary."
     )
+    note += "" if fixed else " What the baseline loses there is due to the new data."
     columns = ("arm", "end of the task before", "right after", "lost", "end of the task", "boundaries")
     table = Table(
         "boundaries", "What a boundary costs", note, section, columns,
@@ -94,10 +114,11 @@ def _drop(arm: str, runs: Mapping[int, Run], metric: str) -> Sequence[str | floa
     for run in runs.values():
         ends = task_ends(run, metric) if run.status == "finished" else []
         for row in run.rows:
-            if position_of(row).at == 0 and 0 < row["task"] < len(ends) and metric in row:
-                before.append(ends[row["task"] - 1])
+            number = row["task"] - run.rows[0]["task"]  # a run may skip the first tasks
+            if position_of(row).at == 0 and 0 < number < len(ends) and metric in row:
+                before.append(ends[number - 1])
                 after.append(row[metric])
-                end.append(ends[row["task"]])
+                end.append(ends[number])
     if not after:
         return None
     means = [statistics.mean(values) for values in (before, after, end)]

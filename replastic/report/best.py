@@ -1,4 +1,4 @@
-"""The best point of a grid, chosen on held-out training images."""
+"""The best point of a grid, chosen on samples that nothing is reported on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..options import OptionError
 from ..record import Run, find_runs
 from ..record.position import position_of
 from .gathering import read_trained
-from .summary import is_lower_better
+from .kinds import is_lower_better, parts_of, sets_of
 
 _LAST = 5  # rows of the last task, so that one lucky row does not decide
 
@@ -36,10 +36,12 @@ class Best(NamedTuple):
 def best(out: str | Path) -> dict[str, Best]:
     """The best point of every grid among the runs in a folder, by the name that the grid's arm has in the file.
 
-    A run's score is the experiment's metric on the held-out samples ("validation_accuracy" for "test_accuracy"), averaged
-    over the last five rows of the last task. Larger is better; for losses, smaller is. The test set is never used: a point
-    that was chosen on it could not be tested any more. Points are compared on the seeds that have ended in all of them; a
-    point that diverged, or whose score is NaN, is worse than all others.
+    A run's score is the experiment's metric on held-out samples, averaged over the last five rows of the last task:
+    "validation_accuracy" for "test_accuracy"; for a set with a name of its own, as in "openmix_loss", the first of
+    "validation_openmix_loss", "openmix_validation_loss" and "validation_loss" that the rows have. Larger is better; for
+    losses, bits a byte and perplexities, smaller is. The set of the metric is never used: a point that was chosen on it
+    could not be tested any more. Points are compared on the seeds that have ended in all of them; a point that diverged, or
+    whose score is NaN, is worse than all others.
     """
     every = [read_trained(found) for found in find_runs(out)]
     if not every:
@@ -93,18 +95,47 @@ def _score(run: Run, metric: str | None) -> float:
     rows = [row for row in run.rows if row["task"] == last and position_of(row).at > 0][-_LAST:]
     if not rows or not all(isinstance(row.get(figure), int | float) for row in rows):
         raise OptionError(
-            f"{run.folder} has no {figure!r}, and points are never chosen on the test set: set [data] validation = 5000 to "
-            "hold out training images, and run the sweep into a new folder"
+            f"{run.folder} has no {figure!r}, and points are never chosen on the {_reported(run, metric)}, and run the "
+            "sweep into a new folder"
         )
     score = statistics.fmean(row[figure] for row in rows)
     return worst if math.isnan(score) else score
 
 
 def _figure(run: Run, metric: str | None) -> str:
-    chosen: str = metric or run.about.get("metric", "test_accuracy")
-    if not chosen.startswith("test_"):
+    """The figure by which points are chosen. A figure of training, or of a validation set itself, has none."""
+    chosen = _metric(run, metric)
+    of_set, kind = parts_of(chosen)
+    if of_set == "test":
+        return f"validation_{kind}"
+    if sets_of([chosen], kind) and not _is_for_choosing(of_set):
+        known = {name for row in run.rows for name in row}
+        names = [f"validation_{chosen}", f"{of_set}_validation_{kind}", f"validation_{kind}"]
+        return next((name for name in names if name in known), names[0])
+    sets = [name for name in sets_of({name for row in run.rows for name in row}, "loss") if not _is_for_choosing(name)]
+    if sets:
         raise OptionError(
-            f"{run.folder} has metric = {chosen!r}, which is not measured on validation images: points are chosen by "
-            'metric = "test_accuracy", on the images that [data] validation holds out'
+            f"{run.folder} has metric = {chosen!r}, and points are chosen neither by a figure of training nor by what is "
+            f'reported: set metric to a figure to report, such as "{sets[0]}_loss", and add validation_{sets[0]} to '
+            "[data.test]"
         )
-    return "validation_" + chosen.removeprefix("test_")
+    raise OptionError(
+        f"{run.folder} has metric = {chosen!r}, which is not measured on validation images: points are chosen by "
+        'metric = "test_accuracy", on the images that [data] validation holds out'
+    )
+
+
+def _metric(run: Run, metric: str | None) -> str:
+    return metric or run.about.get("metric", "test_accuracy")
+
+
+def _is_for_choosing(of_set: str) -> bool:
+    return "validation" in of_set.split("_")
+
+
+def _reported(run: Run, metric: str | None) -> str:
+    """What points are not chosen on, and what to write instead."""
+    of_set, _ = parts_of(_metric(run, metric))
+    if of_set == "test":
+        return "test set: set [data] validation = 5000 to hold out training images"
+    return f'set that is reported: add other text to [data.test] of the file, as validation_{of_set} = "..."'

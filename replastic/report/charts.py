@@ -5,29 +5,30 @@ from __future__ import annotations
 from ..record.position import singular
 from .curves import Moment, boundaries, can_smooth, curves, lines, odd, thinned
 from .estimates import Centre, estimate
-from .finding import in_words
 from .gathering import Study
 from .items import Bar, Bars, Chart
+from .kinds import capital, label_of
 
 FEW = 2  # places; these are too few for a curve
 _TITLES: dict[Moment, str] = {
     "end": "{} at the end of each task",
     "epoch": "{} {}",
+    "first": "{} in the first task",
     "last": "{} in the last task",
     "start": "{} right after each boundary",
 }
-_LABELS: dict[Moment, str] = {"end": "task", "start": "task", "epoch": "{}", "last": "{} of the last task"}
+_LABELS: dict[Moment, str] = {"end": "task", "start": "task", "epoch": "{}", "first": "{}", "last": "{} of the last task"}
 
 
 def chart(
     study: Study, figure: str, moment: Moment, section: str, kind: Centre, *, smooth: int = 0, note: str = ""
 ) -> Chart | None:  # fmt: skip
-    """A figure over tasks, epochs or steps in every arm; None if no run has it."""
+    """A figure over tasks, epochs, steps or tokens in every arm; None if no run has it."""
     found = curves(study, figure, moment)
     if not found:
         return None
-    name, one = figure.removeprefix("measures."), singular(study.unit)
-    over = "in each epoch" if one == "epoch" else f"over {study.unit}"
+    name, one = figure.removeprefix("measures."), study.axis if study.counts_tokens else singular(study.axis)
+    over, said = "in each epoch" if one == "epoch" else f"over {study.axis}", label_of(name, of_text=study.counts_tokens)
     notes = [note] if note else []
     notes.append(f"Line: {kind} over seeds; band: 95 % bootstrap interval of each point.")
     smooth = smooth if smooth and can_smooth(found, smooth) else 0
@@ -40,11 +41,11 @@ def chart(
         notes.append("Thinned: not every point is drawn.")
     return Chart(
         f"{name}-{moment}".replace("/", "-").replace("_", "-"),
-        _capital(_TITLES[moment].format(in_words(figure), over)) + (", smoothed" if smooth else ""),
+        capital(_TITLES[moment].format(said.partition(" (")[0], over)) + (", smoothed" if smooth else ""),
         " ".join(notes),
         section,
         _LABELS[moment].format(one),
-        in_words(figure),
+        said,
         lines(found, kind, smooth=smooth),
         whole=True,
         marks=boundaries(study) if moment == "epoch" else (),
@@ -66,11 +67,8 @@ def chart_or_bars(
         if at.n.size and at.n[0]:
             bars.append(Bar(curve.arm, float(at.y[0]), float(at.low[0]), float(at.high[0]), int(at.n[0])))
     when = {"start": "right after the boundary of task", "end": "at the end of task"}.get(
-        moment, f"in {singular(study.unit)}"
+        moment, "after token" if study.counts_tokens else f"in {singular(study.unit)}"
     )
     note = f"{note} Bar: {kind} over seeds; whisker: 95 % bootstrap interval.".strip()
-    return Bars(made.name, _capital(f"{made.y_label} {when} {last:g}"), note, section, made.y_label, bars)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    name, said = made.y_label.partition(" (")[0], f"{last:,}" if study.counts_tokens and moment == "epoch" else f"{last:g}"
+    return Bars(made.name, capital(f"{name} {when} {said}"), note, section, made.y_label, bars)

@@ -50,8 +50,14 @@ def style(number: int) -> Style:
 def styles(arms: Sequence[Arm]) -> dict[str, Style]:
     """The style of each arm, by its name: the colour of its method, and grey without one.
 
-    Arms of one colour differ in their dashes.
+    Arms of one colour differ in their dashes; those of one family, which differ in where they start, look the same.
     """
+    first = {arm.family or arm.name: arm for arm in reversed(arms)}
+    found = _styles(list(reversed(first.values())))
+    return {arm.name: found[first[arm.family or arm.name].name] for arm in arms}
+
+
+def _styles(arms: Sequence[Arm]) -> dict[str, Style]:
     places = [(colour, dash) for dash in range(len(_DASHES)) for colour in range(len(_COLOURS))]
     meant = [_OF_METHODS.get(arm.method, (None, 0)) if arm.method else (-1, 0) for arm in arms]
     free = [place for place in places if place[0] not in {colour for colour, _ in meant}]  # colours of no method here

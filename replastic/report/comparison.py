@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .estimates import ENOUGH, Centre, Difference, centre, estimate, holm, paired
-from .finding import in_words
 from .gathering import Study
 from .items import Table
+from .kinds import in_words
 from .summary import Summary, counted, summarise
 
 _DRAWS = 20_000
@@ -34,8 +34,12 @@ class Compared(NamedTuple):
 def compare(study: Study) -> list[Compared]:
     """All arms in the last tasks of the stream, best first."""
     found = summarise(study)
-    base = next((one for one in found if one.arm == study.baseline and one.last), None)
-    differences = [paired(one.last, base.last) if base and one is not base and one.last else None for one in found]
+    done = {one.arm: one for one in found if one.last}
+    bases = [done.get(study.baseline_of(one.arm) or "") for one in found]
+    differences = [
+        paired(one.last, base.last) if base and one is not base and one.last else None
+        for one, base in zip(found, bases, strict=True)
+    ]
     ps = holm([one.p if one else math.nan for one in differences])
     return [
         Compared(one, *_interval(one), difference, p)
@@ -79,9 +83,10 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
     note += ", low to high the bootstrap's 95 % interval of the mean" if "low" in shown else ""
     note += ", IQM the interquartile mean." if "IQM" in shown else "."
     if any(one.difference for one in compared):
+        same = " from the same start," if study.baseline != study.baseline_name else ""
         note += (
-            f" Difference from {study.baseline!r} seed by seed, with the interval and p of a paired t-test; p is adjusted "
-            "for the number of arms (Holm), the interval is not."
+            f" Difference from {study.baseline_name!r}{same} seed by seed, with the interval and p of a paired t-test; p is "
+            "adjusted for the number of arms (Holm), the interval is not."
         )
     return Table(
         "final",
@@ -96,7 +101,7 @@ def comparison_table(study: Study, compared: Sequence[Compared]) -> Table:
 
 def _row(one: Compared) -> list[str | float | None]:
     summary, difference = one.summary, one.difference
-    first = float(np.mean(list(summary.first.values()))) if summary.first else math.nan
+    first = summary.of_first[0]
     figures = [first, summary.mean, summary.spread, one.low, one.high, one.iqm, len(summary.last)]
     figures += [difference.mean, difference.low, difference.high, one.p, difference.n] if difference else [math.nan] * 5
     known = [None if math.isnan(figure) else figure for figure in figures]

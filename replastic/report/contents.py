@@ -16,13 +16,16 @@ from .comparison import Compared, centre_for, compare, comparison_table
 from .cost import cost
 from .curves import can_smooth, curves, odd
 from .estimates import ENOUGH, Centre
-from .gathering import Study, plain_arms
+from .gathering import Study, family_of, plain_arms
 from .idle import chosen_baseline, idle
 from .items import Arm, Bars, Chapter, Chart, Table
+from .kinds import is_lower_better, parts_of, sets_of
 from .measured import measured
 from .sensitivity import sensitivity, set_aside
+from .sets import all_sets, drawn
 from .spectra import spectra
-from .summary import counted, is_lower_better
+from .starts import starts
+from .summary import counted
 
 _FIXED = ("data", "model", "protocol", "measures")  # parts of a configuration that all arms of an experiment share
 _LEVEL = 0.05  # p below which arms are called different
@@ -32,7 +35,8 @@ _MACHINE = ("host", "platform", "cpu", "cpus", "threads", "gpu", "gpus", "cuda",
 def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> Chapter:
     """The chapter of an experiment. centre: of curves; by default what the number of seeds allows."""
     kind, compared, (aside, not_chosen) = centre or centre_for(study), compare(study), set_aside(study)
-    items: list[Chart | Bars | Table] = [*accuracy(study, kind, smooth), comparison_table(study, compared)]
+    items: list[Chart | Bars | Table] = [*starts(study), *accuracy(study, kind, smooth), comparison_table(study, compared)]
+    items += all_sets(study)
     items += after_boundaries(study, kind)
     items += measured(study, kind, smooth)
     items += spectra(study)
@@ -41,7 +45,14 @@ def chapter(study: Study, *, centre: Centre | None = None, smooth: int = 0) -> C
     items += other_figures(study, kind, smooth)
     items.append(_runs_table(study))
     arms = [
-        Arm(arm, counted([run.status for run in runs.values()]), arm == study.baseline, arm not in aside, _method_of(runs))
+        Arm(
+            arm,
+            counted([run.status for run in runs.values()]),
+            arm == study.baseline_of(arm),
+            arm not in aside,
+            _method_of(runs),
+            family_of(next(iter(runs.values()))),
+        )
         for arm, runs in study.arms.items()
     ]
     cautions = list(_cautions(study, smooth=smooth, aside=aside, not_chosen=not_chosen))
@@ -73,10 +84,12 @@ def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = (
     where = f"in the last {tasks} tasks" if tasks > 1 else "in the last task"
     most = "lowest" if is_lower_better(study.metric) else "highest"
     text = f"{best.summary.arm} has the {most} {study.metric} {where}: {_with_spread(best)}."
-    base = next((one for one in done if one.summary.arm == study.baseline), None)
-    if base is None or len(done) < 2:
+    name = study.baseline_of(best.summary.arm) or study.baseline
+    base = next((one for one in done if one.summary.arm == name), None)
+    others = [one for one in done[1:] if study.baseline_of(one.summary.arm) == name]
+    if base is None or not (others if base is best else done[1:]):
         return text
-    other, differs = (done[1], done[1]) if base is best else (base, best)
+    other, differs = (others[0], others[0]) if base is best else (base, best)
     text += f" {other.summary.arm} has {_with_spread(other)}"
     gap = differs.difference
     if gap is None or math.isnan(differs.p):
@@ -136,13 +149,15 @@ def _cautions(
     for name, (count, reason) in _not_measured(study).items():
         yield f"{name} could not be measured in {count} row{'s' * (count > 1)}, for example: {reason}"
     yield from idle(study)
-    if study.baseline is None or len(plain_arms(study.arms)) > 1:
+    plain = {family_of(next(iter(study.arms[arm].values()))) for arm in plain_arms(study.arms)}
+    if study.baseline is None or len(plain) > 1:
         yield chosen_baseline(study)
+    held_out = "a validation set" if sets_of([study.metric], parts_of(study.metric)[1]) else "validation images"
     if aside:
-        yield "Of each grid only the best point on validation images is shown at first."
+        yield f"Of each grid only the best point on {held_out} is shown at first."
     for grid, reason in not_chosen.items():
         yield (
-            f"No point of {grid} was chosen on validation images, and the best one here is chosen by the result itself. "
+            f"No point of {grid} was chosen on {held_out}, and the best one here is chosen by the result itself. "
             f"The reason: {reason}."
         )
     if smooth:
@@ -207,6 +222,7 @@ def _details(study: Study) -> list[tuple[str, str]]:
         for arm, runs in study.arms.items()
         for config in [next(iter(runs.values())).config]
     }
+    windows = drawn(study)
     ended = [f"{run.folder}: {run.status}: {_last_line(run)}" for run in study.runs if run.status in ("failed", "diverged")]
     details = [
         ("Data, model and protocol", json.dumps(common, indent=1, ensure_ascii=False)),
@@ -215,6 +231,7 @@ def _details(study: Study) -> list[tuple[str, str]]:
         ("Machines", _table_of(study, lambda key: key in _MACHINE)),
         ("Commands", "\n".join(dict.fromkeys(shlex.join(run.provenance.get("command") or []) for run in study.runs))),
         ("Seeds", "\n".join(f"{arm}: {', '.join(map(str, runs))}" for arm, runs in study.arms.items())),
+        *([("Windows drawn from each corpus", windows)] if windows else []),
     ]
     return [*details, ("Runs that failed or diverged", "\n".join(ended))] if ended else details
 

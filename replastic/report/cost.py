@@ -62,13 +62,14 @@ def _hours(study: Study, arm: str) -> float:
 
 
 def _adopted(run: Run, shared: Sequence[Run]) -> float:
-    """The seconds of a first task that this run took over: its own clock has next to nothing for it."""
-    own = max((time for row, time in zip(run.rows, run.times, strict=True) if row["task"] == 0), default=0.0)
+    """The seconds of a first task that this run took over, to its start: its own clock has next to nothing for it."""
+    taken = [(row, time) for row, time in zip(run.rows, run.times, strict=True) if row["task"] == 0]
+    own = max((time for _, time in taken), default=0.0)
     alike = (one for one in shared if one.times and one.seed == run.seed and _without_methods(one) == _without_methods(run))
-    first = next((one.times[-1] for one in alike), 0.0)
+    first = next((one.times[min(len(taken), len(one.times)) - 1] for one in alike if taken), 0.0)
     return first if own < 0.1 * first else 0.0
 
 
 def _without_methods(run: Run) -> dict[str, Any]:
     """What decides a first task in which no method acts: arms with another training have another one."""
-    return {key: value for key, value in run.config.items() if key not in ("methods", "grid", "tasks")}
+    return {key: value for key, value in run.config.items() if key not in ("methods", "grid", "tasks", "start", "starts")}

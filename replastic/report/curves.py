@@ -15,7 +15,7 @@ from .estimates import Centre, estimate
 from .gathering import Study
 from .items import Line
 
-Moment = Literal["start", "end", "epoch", "last"]
+Moment = Literal["start", "end", "epoch", "first", "last"]
 Row = Mapping[str, Any]
 _POINTS = 300  # more cannot be seen on a page
 _DRAWS = 1000
@@ -42,30 +42,33 @@ def curves(study: Study, figure: str, moment: Moment) -> list[Curve]:
     """The curves of a figure, in every arm that has it.
 
     moment: "start", right after each boundary, over tasks; "end", in the last row of each task, over tasks; "epoch", in
-        every row except those right after a boundary, over the epochs of the stream; "last", the same over the epochs of
-        the last task. A task in which a run stopped has no end.
+        every row except those right after a boundary, over the epochs, steps or tokens of the stream; "first" and "last",
+        the same over those of the first and of the last task. A task in which a run stopped has no end.
     """
     found = []
     for arm, runs in study.arms.items():
-        points = [dict(points_of(run, figure, moment)) for run in runs.values()]
+        points = [dict(points_of(run, figure, moment, tokens=study.counts_tokens)) for run in runs.values()]
         x = sorted(set().union(*points))
         if x:
             found.append(Curve(arm, np.array(x), np.array([[of.get(place, np.nan) for place in x] for of in points])))
     return found
 
 
-def points_of(run: Run, figure: str, moment: Moment) -> Iterator[tuple[int, float]]:
-    """Places on the x axis and values; tasks are counted from 1."""
+def points_of(run: Run, figure: str, moment: Moment, *, tokens: bool = False) -> Iterator[tuple[int, float]]:
+    """Places on the x axis and values; tasks are counted from 1. tokens: whether places within tasks are in tokens."""
     get, before = of_row(figure), 0
     tasks = run.about.get("tasks") or max((row["task"] + 1 for row in run.rows), default=0)
     for row, after in zip_longest(run.rows, run.rows[1:]):
         (task, at, *_), value = position_of(row), get(row)
         ends_task = _is_whole(run, task, at) if after is None else after["task"] != task
-        meant = {"end": ends_task, "last": task + 1 == tasks}.get(moment, True)
+        meant = {"end": ends_task, "first": task == 0, "last": task + 1 == tasks}.get(moment, True)
+        place = row["tokens"] if tokens else before + at
+        if at == 0:
+            before = place
         if isinstance(value, int | float) and (at == 0) == (moment == "start") and meant:
-            yield {"epoch": before + at, "last": at}.get(moment, task + 1), float(value)
+            yield {"epoch": place, "first": place, "last": place - before}.get(moment, task + 1), float(value)
         if ends_task:
-            before += at
+            before = place
 
 
 def _is_whole(run: Run, task: int, at: int) -> bool:
@@ -84,8 +87,10 @@ def within_tasks(study: Study, figure: str) -> bool:
 
 
 def boundaries(study: Study) -> list[int]:
-    """Where tasks begin, in epochs or steps of the stream, in the longest run; the first task is left out."""
+    """Where tasks begin, in epochs, steps or tokens of the stream, in the longest run; the first task is left out."""
     longest = max(study.runs, key=lambda run: len(run.rows))
+    if study.counts_tokens:
+        return list({row["task"]: row["tokens"] for row in longest.rows}.values())[:-1]
     ends = {row["task"]: position_of(row).at for row in longest.rows}
     return [int(place) for place in np.cumsum(list(ends.values()))[:-1]]
 

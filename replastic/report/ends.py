@@ -6,6 +6,7 @@ import statistics
 
 from ..record import Run
 from ..record.position import position_of
+from .kinds import is_figure
 
 _EPOCHS = 5  # at most, from the last tenth of a task: single epochs are noisy
 
@@ -19,7 +20,7 @@ def task_ends(run: Run, metric: str) -> list[float]:
     ends = []
     for rows in tasks.values():
         if not isinstance(rows[-1].get(metric), int | float):
-            known = ", ".join(name for name in rows[-1] if name.endswith(("accuracy", "loss")))
+            known = ", ".join(name for name in rows[-1] if is_figure(name))
             raise ValueError(f"{run.folder} has no {metric!r}: choose one of {known} by --metric or metric in the file")
         last = position_of(rows[-1])
         counted = max(1, min(_EPOCHS, last.at // 10) if last.unit == "epochs" else last.at // 10)

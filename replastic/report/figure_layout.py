@@ -125,12 +125,19 @@ def set_ticks(axis: Any, limits: tuple[float, float], *, log: bool, whole: bool,
     decades = math.log10(limits[1] / limits[0]) if log else 0.0
     if decades < 1:
         axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10], integer=whole))
-        axis.set_major_formatter(ScalarFormatter())
+        many = whole and limits[1] >= 1e6  # as of tokens
+        axis.set_major_formatter(FuncFormatter(lambda value, _: in_units(value, limits[1])) if many else ScalarFormatter())
         return
     between = (1.0,) if decades > 2.2 else (1.0, 2.0, 5.0) if 3 * decades <= most + 1 else (1.0, 3.0)
     axis.set_major_locator(LogLocator(subs=between, numticks=most + 1 if len(between) == 1 else 99))
     as_power = limits[0] < 0.9e-3 or limits[1] > 1.1e4
     axis.set_major_formatter(FuncFormatter(lambda value, _: power(value) if as_power else f"{value:g}"))
+
+
+def in_units(value: float, largest: float) -> str:
+    """A number of an axis that ends with `largest`, 1e6 or more: 10 M."""
+    unit, letter = (1e9, "G") if largest >= 1e9 else (1e6, "M")
+    return f"{value / unit:g} {letter}" if value else "0"
 
 
 def power(value: float, decimals: int = 0) -> str:

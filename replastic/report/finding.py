@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
+from dataclasses import replace
 
 from .gathering import Study
+from .items import Chart
 from .summary import Summary, summarise
 
 _FELL = 0.05  # of an accuracy: by how much an arm that falls ends below its first tasks
@@ -27,17 +28,12 @@ def finding(study: Study) -> str:
 
 
 def _ends(one: Summary, digits: int) -> str:
-    first, last = statistics.mean(one.first.values()), one.mean
+    first, last = one.of_first[0], one.mean
     if one.metric.endswith("accuracy") and one.tasks > 1 and first - last > _FELL:
         return f"{one.arm} falls from {first:.{digits}f} to {last:.{digits}f}"
     return f"{one.arm} ends at {last:.{digits}f}"
 
 
-def in_words(figure: str) -> str:
-    """The name of a figure as it is read: "train_accuracy" is train accuracy.
-
-    >>> in_words("measures.effective_rank/head.1")
-    'effective rank/head.1'
-    """
-    name, slash, place = figure.removeprefix("measures.").partition("/")
-    return name.replace("_", " ") + slash + place
+def entitled(chart: Chart, title: str) -> Chart:
+    """The chart with a title that says what it shows; what it is of then begins its note."""
+    return replace(chart, title=title, note=f"{chart.title}. {chart.note}") if title else chart

@@ -14,21 +14,24 @@ def idle(study: Study) -> Iterator[str]:
         if reasons:
             seeds = sum(bool(run.never_acted) for run in runs.values())
             yield f"{arm}: {'; '.join(reasons)} ({seeds} of {len(runs)} seeds)."
-    base = study.arms.get(study.baseline or "", {})
     for arm, runs in study.arms.items():
+        baseline = study.baseline_of(arm)
+        base = study.arms.get(baseline or "", {})
         pairs = [(run.rows, base[seed].rows) for seed, run in runs.items() if seed in base and run.status == "finished"]
         same = sum(ours == theirs for ours, theirs in pairs)
-        if arm != study.baseline and same:
+        if arm != baseline and same:
             which = f"in {same} of {len(pairs)} seeds" if len(pairs) > 1 else "in its only seed"
-            yield f"Rows of {arm} are identical to those of {study.baseline} {which}: what is set for {arm} changed nothing."
+            yield f"Rows of {arm} are identical to those of {baseline} {which}: what is set for {arm} changed nothing."
 
 
 def chosen_baseline(study: Study) -> str:
     """Which arm the others are compared with, and why."""
     if study.baseline is None:
         return "Every arm has a method, so no baseline was chosen: name one with --baseline."
-    plain = plain_arms(study.arms)
+    plain, baseline = plain_arms(study.arms), study.baseline_name
     if study.baseline not in plain:
-        return f"The baseline is {study.baseline}."
-    others = f"; no method acts in {', '.join(arm for arm in plain if arm != study.baseline)} either" if plain[1:] else ""
-    return f"The baseline is {study.baseline}, an arm without a method{others}: --baseline chooses another."
+        return f"The baseline is {baseline}."
+    bases = {study.baseline_of(arm) for arm in study.arms}
+    others = ", ".join(arm for arm in plain if arm not in bases)
+    others = f"; no method acts in {others} either" if others else ""
+    return f"The baseline is {baseline}, an arm without a method{others}: --baseline chooses another."

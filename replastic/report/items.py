@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Numbers = Sequence[float]  # NaN where there is nothing
 
@@ -71,9 +72,45 @@ class Bars:
     bars: Sequence[Bar]
 
 
+class Cell(NamedTuple):
+    """A figure in one cell of a table: mean and standard deviation over n seeds. best: of its column."""
+
+    mean: float
+    spread: float
+    n: int
+    best: bool = False
+
+    def text(self, digits: int, *, with_n: bool = True) -> str:
+        """For example "3.024 ± 0.003, n = 3"."""
+        mean = f"{self.mean:z.{digits}f}" + ("" if math.isnan(self.spread) else f" ± {self.spread:.{digits}f}")
+        return (f"{mean}, n = {self.n}" if with_n else mean).replace("-", "−")
+
+
+def common_n(rows: Iterable[Sequence[Any]]) -> int | None:
+    """The number of seeds if it is the same in all cells: a note then says it once."""
+    found = {cell.n for row in rows for cell in row if isinstance(cell, Cell)}
+    return found.pop() if len(found) == 1 else None
+
+
+def over_seeds(rows: Sequence[Sequence[Any]]) -> str:
+    """For a note: "over 3 seeds", or "over n seeds" where each cell has its own."""
+    n = common_n(rows)
+    return "over n seeds" if n is None else f"over {n} seed{'s' * (n > 1)}"
+
+
+def marked(rows: Iterable[Sequence[Any]], *, lower: bool, columns: Collection[int]) -> list[list[Any]]:
+    """The rows, with the best cell of each of these columns marked; a column with one cell alone has no best."""
+    every = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        means = [cell.mean for cell in column if isinstance(cell, Cell) and not math.isnan(cell.mean)]
+        best = (min if lower else max)(means) if len(means) > 1 and number in columns else None
+        every.append([cell._replace(best=cell.mean == best) if isinstance(cell, Cell) else cell for cell in column])
+    return [list(row) for row in zip(*every, strict=True)]
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows of text and numbers; None where there is nothing. name: of its CSV file.
+    """Rows of text, numbers and `Cell`s; None where there is nothing. name: of its CSV file.
 
     digits: the number of decimals in each column; None for text.
     shown: whether it is on the page; if not, it is only a file.
@@ -93,7 +130,7 @@ class Table:
 class Arm:
     """An arm in the legend. ended: how its runs ended, for example "3 finished". shown: whether it is shown at first.
 
-    method: the name of its first method; "" without one.
+    method: the name of its first method; "" without one. family: arms of one family have one look; "" for the arm alone.
     """
 
     name: str
@@ -101,6 +138,7 @@ class Arm:
     baseline: bool = False
     shown: bool = True
     method: str = ""
+    family: str = ""
 
 
 @dataclass(frozen=True)

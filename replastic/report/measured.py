@@ -1,4 +1,4 @@
-"""Measures of plasticity, next to the accuracy."""
+"""Measures of plasticity, next to the figure by which arms are compared."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from .curves import Moment, points_of, within_tasks
 from .estimates import Centre
 from .gathering import Study
 from .items import Bars, Chart, Table
+from .kinds import heading_of, is_figure
 
 _SECTION = "Measures"
 
 
 def measured(study: Study, kind: Centre, smooth: int) -> list[Chart | Bars | Table]:
-    """Every measure of the whole model, at each moment at which it was taken, after the accuracy."""
+    """Every measure of the whole model, at each moment at which it was taken, after the metric."""
     items: list[Chart | Bars | Table] = []
     names = whole_model({name for run in study.runs for row in run.rows for name in row.get("measures", ())})
     for name in sorted(names):
@@ -65,7 +66,8 @@ def _correlations(study: Study, names: Sequence[str]) -> list[Table]:
         "both for a third reason: it is a hint, not a test."
     )
     columns = ("measure", "correlation", "n")
-    return [Table("correlations", "What goes with the accuracy", note, _SECTION, columns, rows, (None, 3, 0))]
+    other = f"the {heading_of(study.metric).lower()}" if is_figure(study.metric) else study.metric
+    return [Table("correlations", f"What goes with {other}", note, _SECTION, columns, rows, (None, 3, 0))]
 
 
 def _pairs(run: Run, name: str, metric: str) -> list[tuple[float, float]]:

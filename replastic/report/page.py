@@ -20,7 +20,7 @@ from urllib.parse import quote
 from ..extras import needed
 from ..listing import visible
 from .colours import Style, style, styles
-from .items import Bars, Chapter, Chart, Contents, Line, Table
+from .items import Bars, Cell, Chapter, Chart, Contents, Line, Table, common_n
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("page_scale.js", "page_drawing.js", "page_chart.js", "page_bars.js", "page_table.js", "page.js")
@@ -201,10 +201,14 @@ class _Items:
 
     def _table(self, table: Table) -> dict[str, Any]:
         of_arms = bool(table.columns) and table.columns[0].lower() == "arm"
+        with_n = common_n(table.rows) is None
         rows = [
             (
                 self._numbers.get(row[0]) if of_arms else None,
-                [(_sorted_as(value), *_cell(value, digits)) for value, digits in zip(row, table.digits, strict=True)],
+                [
+                    (_sorted_as(value), *_cell(value, digits, with_n), isinstance(value, Cell) and value.best)
+                    for value, digits in zip(row, table.digits, strict=True)
+                ],
             )
             for row in table.rows
         ]
@@ -219,8 +223,10 @@ def _link(path: str) -> str:
     return "./" + quote(path, safe="/", errors="replace")  # so that it names neither a scheme nor a host
 
 
-def _cell(value: Any, digits: int | None) -> tuple[str | None, str]:
+def _cell(value: Any, digits: int | None, with_n: bool) -> tuple[str | None, str]:
     """A name, or None and a number."""
+    if isinstance(value, Cell):
+        return None, value.text(digits or 0, with_n=with_n)
     if value is None or (_is_number(value) and math.isnan(value)):
         return None, _NOTHING
     if digits is None or not _is_number(value):
@@ -230,6 +236,7 @@ def _cell(value: Any, digits: int | None) -> tuple[str | None, str]:
 
 
 def _sorted_as(value: Any) -> Any:
+    value = value.mean if isinstance(value, Cell) else value
     return value if _is_number(value) and math.isfinite(value) else None
 
 

@@ -222,7 +222,8 @@ class Chart {
     const same = seeds.size === 1 ? [...seeds][0] : "";
     const write = alike(found.flatMap(({ line, i, y }) => [y, line.low[i], line.high[i]]));
     const rows = found.map((point, i) => rowOf(point, write, i === near, same));
-    const heading = [`${this.data.x} ${shortNumber(x)}`, same].filter(Boolean).join(" · ");
+    const where = this.data.whole ? shortCount(x) : shortNumber(x);
+    const heading = [`${this.data.x} ${where}`, same].filter(Boolean).join(" · ");
     const box = this.plot.getBoundingClientRect();
     const scale = box.width / this.width;
     const listed = rows.slice(from, from + MOST_ROWS);

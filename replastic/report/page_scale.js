@@ -27,6 +27,12 @@ function shortNumber(value) {
   return String(rounded).replace("-", MINUS);
 }
 
+/** A number of epochs, steps or tokens: 32.77M from a million on. */
+function shortCount(value) {
+  const [unit, letter] = UNITS.find(([size]) => value >= size && size >= 1e6) ?? [1, ""];
+  return letter ? Number((value / unit).toPrecision(4)) + letter : shortNumber(value);
+}
+
 /** Values in a column: with the same decimals, unless their sizes differ a lot. */
 function alike(values) {
   const sizes = values.filter((value) => isNumber(value) && value !== 0).map(Math.abs);

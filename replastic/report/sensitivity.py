@@ -54,7 +54,7 @@ def grids(study: Study) -> dict[str, dict[str, Mapping[str, Any]]]:
 
 
 def set_aside(study: Study) -> tuple[set[str], dict[str, str]]:
-    """The arms that are hidden at first: points of a grid other than its best one on validation images.
+    """The arms that are hidden at first: points of a grid other than its best one on validation samples.
 
     Also, by grid, why none of its points could be chosen.
     """

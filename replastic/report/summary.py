@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from ..record import Run
 from .ends import task_ends
 from .gathering import Study, gather
 from .idle import idle
+from .kinds import is_lower_better
 
 _SHARE = 10  # the first and last tasks are a tenth of the stream each, and at least one
 
@@ -41,8 +42,17 @@ class Summary:
     @property
     def spread(self) -> float:
         """The standard deviation over seeds; NaN for fewer than two, or if a value is not finite."""
-        several = len(self.last) > 1 and math.isfinite(sum(map(abs, self.last.values())))
-        return statistics.stdev(self.last.values()) if several else math.nan
+        return _deviation(self.last.values())
+
+    @property
+    def of_first(self) -> tuple[float, float]:
+        """Mean and standard deviation in the first tasks; NaN if no run has had the first one."""
+        return (statistics.mean(self.first.values()) if self.first else math.nan), _deviation(self.first.values())
+
+
+def _deviation(values: Collection[float]) -> float:
+    several = len(values) > 1 and math.isfinite(sum(map(abs, values)))
+    return statistics.stdev(values) if several else math.nan
 
 
 def summarise(study: Study) -> list[Summary]:
@@ -53,19 +63,15 @@ def summarise(study: Study) -> list[Summary]:
     return known + sorted((one for one in found if math.isnan(one.mean)), key=lambda one: not one.last)
 
 
-def is_lower_better(metric: str) -> bool:
-    """Whether the metric is a loss."""
-    return metric.endswith("loss")
-
-
 def _summary(arm: str, runs: Sequence[Run], metric: str) -> Summary:
     ends = {run.seed: task_ends(run, metric) for run in runs if run.status == "finished"}
+    late = {run.seed for run in runs if run.rows and run.rows[0]["task"]}  # without the first task
     count = max(1, min(map(len, ends.values()), default=1) // _SHARE)
     return Summary(
         arm,
         metric,
         count,
-        {seed: statistics.mean(values[:count]) for seed, values in ends.items()},
+        {seed: statistics.mean(values[:count]) for seed, values in ends.items() if seed not in late},
         {seed: statistics.mean(values[-count:]) for seed, values in ends.items()},
         tuple(run.status for run in runs if run.status != "finished"),
     )
@@ -98,7 +104,7 @@ def summary_table(found: Sequence[Summary]) -> list[str]:
 
 
 def _cells(one: Summary) -> tuple[str, ...]:
-    shown = (f"{statistics.mean(one.first.values()):.3f}", f"{one.mean:.3f}") if one.last else ("-", "-")
+    shown = (f"{one.of_first[0]:.3f}" if one.first else "-", f"{one.mean:.3f}" if one.last else "-")
     shown += ("-" if math.isnan(one.spread) else f"{one.spread:.3f}",)
     return (one.arm, *shown, str(len(one.last)), counted(one.others))
 
