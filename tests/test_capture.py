@@ -156,7 +156,7 @@ def test_layers_that_are_frozen_between_epochs_are_recorded_so_and_within_one_ar
     steps.epoch(task, order_of(0, 0, 0))
     for epoch, trains in enumerate([False, True], start=1):
         model[0].requires_grad_(trains)
-        before = model[0].weight.clone()
+        before = model[0].weight.detach().clone()  # a graph of autograd on this stream would break the capture
         steps.epoch(task, order_of(0, 0, epoch))
         assert torch.equal(model[0].weight, before) != trains
     assert steps.path == "graph, whole step"

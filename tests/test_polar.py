@@ -242,14 +242,16 @@ def test_a_scale_changes_neither_factors_nor_figures_after(dtype: torch.dtype, w
     for shape in ((12, 12), (40, 7), (7, 40), (3, 24, 10)):
         for scale in ENDS[dtype]:
             matrix = (torch.randn(shape, dtype=torch.float64, device=device).clamp(-4, 4) * scale).to(dtype)
-            expected, about = polar_with_info(matrix.double() / scale, options)
+            # By a tensor: CUDA divides by a number x by multiplying by 1 / x, which is infinite for the last.
+            unscaled = matrix.double() / torch.tensor(scale, dtype=torch.float64, device=device)
+            expected, about = polar_with_info(unscaled, options)
             found, info = polar_with_info(matrix, options)
             assert relative_error(found, expected) < {torch.float64: 1e-13, torch.float32: 1e-5}.get(dtype, 1e-2)
             assert not any(figure.isnan().any() for figure in (info.dfi_before, info.dfi_after, info.sfe))
             assert torch.allclose(info.dfi_after, about.dfi_after, atol=1e-5)
             assert not info.zero.any()
             if scale > 1:  # of that size the factor is nothing
-                norm = torch.linalg.matrix_norm(matrix.double() / scale)
+                norm = torch.linalg.matrix_norm(unscaled)
                 assert torch.allclose(info.sfe, (norm * scale).square(), rtol=1e-3)
             else:
                 columns = min(shape[-2:])
