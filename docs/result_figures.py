@@ -17,8 +17,9 @@ from replastic.report.charts import chart
 from replastic.report.contents import chapter
 from replastic.report.curves import Moment
 from replastic.report.figures import draw
-from replastic.report.finding import finding, in_words
+from replastic.report.finding import finding
 from replastic.report.items import Chart, Line
+from replastic.report.kinds import in_words
 from replastic.report.spectra import spectra
 
 
