@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from replastic.options import OptionError
 from replastic.train.loop import order_of
 from replastic.workloads.text import TextData, TextTask
-from replastic.workloads.text.protocols import stages
+from replastic.workloads.text.protocols import domains, stages
 from replastic.workloads.text.tasks import losses
 from replastic.workloads.text.tokens import byte_tokens
 from tests.texts import END, ENTRIES, corpora, data_of, drawn, experiment, write
@@ -254,6 +254,28 @@ def test_stages_are_tasks_in_steps_with_names(tmp_path: Path) -> None:
     ):
         with pytest.raises((OptionError, ValueError), match=said):
             stages(of, seed=0, batch=4, stages=wrong)
+
+
+def test_domains_come_in_rounds_of_their_own_order_and_then_the_probe(tmp_path: Path) -> None:
+    of = data(tmp_path, dict.fromkeys("abcd", 500))
+    tasks = domains(of, seed=0, batch=4, steps=7, rounds=3, probe="d", probe_steps=2)
+    assert [task.length for task in tasks] == [7] * 9 + [2]
+    assert tasks[-1].name == "d (probe)"
+    orders = ["".join(task.name[0] for task in tasks[start : start + 3]) for start in (0, 3, 6)]
+    assert {"".join(sorted(order)) for order in orders} == {"abc"}
+    assert len(set(orders)) > 1
+    assert [one.name for one in domains(of, seed=1, batch=4, steps=7, rounds=3)] != [one.name for one in tasks]
+    assert [one.name for one in domains(of, seed=3, batch=4, steps=7, domains=["b"])] == ["b 1"]
+    for wrong, said in (
+        ({"probe": "a", "domains": ["a", "b"]}, "probe = 'a'"),
+        ({"domains": ["a", "a"]}, "each once"),
+        ({"domains": []}, r"domains = \[\]"),
+        ({"domains": ["e"]}, "'e': there are a, b, c, d"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"probe_steps": 3}, "probe_steps = 3"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            domains(of, seed=0, batch=4, **{"steps": 2, **wrong})
 
 
 def test_tokens_are_shared_by_all_tasks(tmp_path: Path) -> None:
