@@ -8,12 +8,18 @@ from replastic.cli import main
 from replastic.measures import MEASURES
 from replastic.methods import METHODS
 from replastic.models import MODELS
-from replastic.workloads.images import DATA_SETS, PROTOCOLS
+from replastic.workloads import images, text
 
 
 @pytest.mark.parametrize(
     ("what", "names"),
-    [("methods", METHODS), ("measures", MEASURES), ("data", DATA_SETS), ("protocols", PROTOCOLS), ("models", MODELS)],
+    [
+        ("methods", METHODS),
+        ("measures", MEASURES),
+        ("data", images.DATA_SETS),
+        ("models", MODELS),
+        ("protocols", {**images.PROTOCOLS, **text.PROTOCOLS}),
+    ],
 )
 def test_list_has_every_name_with_what_it_is(what: str, names: Any, capsys: Any) -> None:
     assert main(["list", what]) == 0

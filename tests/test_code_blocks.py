@@ -200,6 +200,12 @@ def check_methods(names: dict[str, Any], printed: str) -> None:
     assert names["learner"].task_number == 1
 
 
+def check_language(names: dict[str, Any], printed: str) -> None:
+    assert names["last"]["tokens"] == 60 * 16 * 32
+    assert names["last"]["drawn"].keys() == {"novel", "plays"}
+    assert "[(0, 0, 0), (0, 10, 1280), (1, 0, 1280), (1, 10, 2560)]" in printed
+
+
 def check_logging(names: dict[str, Any], printed: str) -> None:
     runs = [read(folder) for folder in find_runs("runs/mine")]
     assert {(run.arm, run.seed) for run in runs} == {(arm, seed) for arm in ("base", "FIRE") for seed in (1, 2, 3)}
@@ -282,6 +288,7 @@ CHECKS: dict[str, Callable[[dict[str, Any], str], None]] = {
     "README.md": check_readme,
     "docs/checkpoints.md": check_checkpoints,
     "docs/integrations.md": check_integrations,
+    "docs/language.md": check_language,
     "docs/learner.md": check_learner,
     "docs/logging.md": check_logging,
     "docs/measures.md": check_measures,

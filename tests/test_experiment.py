@@ -160,6 +160,16 @@ def test_a_shared_first_task_changes_nothing_but_the_time(tmp_path: Path) -> Non
     assert {row["task"] for row in read(first).rows} == {0}
 
 
+def test_a_first_task_is_shared_by_arms_whose_heads_are_reset_at_boundaries(tmp_path: Path) -> None:
+    arms = {"base": {}, "FIRE": {"name": "fire"}}
+    of = [experiment(arms, training={"reset_head": True}, share_first_task=share) for share in (True, False)]  # type: ignore[arg-type]
+    shared, alone = (finished(tmp_path / str(number), one) for number, one in enumerate(of))
+    assert set(shared.values()) == {"finished"}
+    assert len(shared) == len(alone) + 1
+    for arm in arms:
+        assert same_end(tmp_path / "0" / arm / "seed-0", tmp_path / "1" / arm / "seed-0")
+
+
 def test_an_arm_trains_its_first_task_itself_if_the_shared_one_is_not_there(tmp_path: Path) -> None:
     of = experiment(SHARING)
     finished(tmp_path / "all", of)

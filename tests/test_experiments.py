@@ -23,7 +23,9 @@ from replastic.workloads.images import ImageData, Split
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted(path.relative_to(ROOT / "experiments").as_posix() for path in (ROOT / "experiments").rglob("*.toml"))
+ALL = sorted(path.relative_to(ROOT / "experiments").as_posix() for path in (ROOT / "experiments").rglob("*.toml"))
+# Those with images; tests/test_text_experiments.py has the others.
+FILES = [file for file in ALL if tomllib.loads((ROOT / "experiments" / file).read_text()).get("kind", "images") == "images"]
 PAGE = ROOT / "docs/experiments.md"
 # (channels, side, classes) of each data set, and images in training and test
 SHAPES = {
@@ -441,7 +443,7 @@ def test_the_script_of_swr_figure_1_runs_and_proportional_scaling_keeps_the_accu
 
 
 def test_the_example_of_the_page_is_a_whole_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    text, _ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)  # tests/test_starts.py runs the other one
     experiment = parse(tomllib.loads(text))
     assert [given.grid_of for given in experiment.arms.values()].count("L2 Init") == 3
     monkeypatch.setattr("replastic.workloads.images.workload.load", stand_in)
@@ -455,10 +457,14 @@ def test_the_example_of_the_page_is_a_whole_experiment(monkeypatch: pytest.Monke
 def test_the_page_names_every_file_and_every_figure() -> None:
     text = (ROOT / "docs/reproduce.md").read_text()
     files = {path.relative_to(ROOT / "experiments").as_posix() for path in (ROOT / "experiments").rglob("*.py")}
-    named = set(re.findall(r"`((?:biases|fire|spectral-collapse|swr|settings|watch)/[\w.-]+|quick\.toml)`", text))
-    assert named == {*FILES, *files}
+    named = set(
+        re.findall(
+            r"`((?:biases|fire|spectral-collapse|swr|settings|watch)/[\w.-]+|(?:text-)?quick\.toml|domains\.toml)`", text
+        )
+    )
+    assert named == {*ALL, *files}
     for paper, figures in {
-        "FIRE": ["2a", "2b", "2c", "5a", "5b", "6 left", "6 middle, right", "7", "8a", "8b", "8c", "table 1"],
+        "FIRE": ["2a", "2b", "2c", "3", "5a", "5b", "6 left", "6 middle, right", "7", "8a", "8b", "8c", "table 1"],
         "Spectral collapse": ["1 right", *map(str, range(2, 14))],
         "SWR": [*map(str, range(1, 7)), "table 1", "table 5"],
     }.items():

@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def in_package() -> set[str]:
     """Every file of the package, and the experiments that come with it."""
     files = [path for path in (ROOT / "replastic").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    experiments = (ROOT / "experiments").rglob("*.toml")
+    experiments = [*(ROOT / "experiments").rglob("*.toml"), *(ROOT / "experiments/text").glob("*.txt")]
     return {path.relative_to(ROOT).as_posix() for path in files} | {
         f"replastic/{path.relative_to(ROOT).as_posix()}" for path in experiments
     }

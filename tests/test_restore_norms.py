@@ -140,7 +140,8 @@ def test_a_new_draw_sets_the_norms_if_asked_and_each_time_another() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: RestoreNorms(to="zero"), r"to='zero'.*\"initial\" or \"fresh\""),  # type: ignore[arg-type]
+        (lambda: RestoreNorms(to="zero"), r"to='zero'.*\"fresh\" or \"fire\""),  # type: ignore[arg-type]
+        (lambda: RestoreNorms(to="fire", fire_steps=0), "steps=0"),
         (lambda: trained("mlp", RestoreNorms("convolutions")), "convolutions"),
         (lambda: trained("vit", RestoreNorms("queries_and_keys", biases=True)), "c_attn"),
     ],
@@ -155,3 +156,34 @@ def test_an_optimiser_that_cannot_be_cleared_is_found_out_at_the_start() -> None
     with pytest.raises(TypeError, match=r"RestoreNorms.*Rprop.*RestoreNorms\(clear_state=False\)"):
         rp.Learner(model, torch.optim.Rprop(model.parameters()), methods=RestoreNorms())
     rp.Learner(model, torch.optim.Rprop(model.parameters()), methods=RestoreNorms(clear_state=False))
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "vit", "cnn-bn"])
+def test_with_to_fire_norms_are_those_that_fire_leaves_and_directions_are_kept(name: str) -> None:
+    learner, _, _ = trained(name, RestoreNorms(to="fire", fire_steps=5))
+    before, weights = snapshot(learner.model), rp.select(learner.model).chosen
+    fired = copy.deepcopy(learner.model)
+    rp.fire_(fired, steps=5)
+    learner.begin()
+    for weight, other in zip(weights, rp.select(fired).chosen, strict=True):
+        was = weight.layout.view(before[weight.name.partition(":")[0]]) if weight.layout.part else before[weight.name]
+        now, expected = (one.layout.view(one.parameter) if one.layout.part else one.parameter for one in (weight, other))
+        assert now.norm().item() == pytest.approx(expected.norm().item(), rel=1e-5)
+        assert torch.allclose(now, was * (expected.norm() / was.norm()), atol=1e-6)
+
+
+@pytest.mark.parametrize("to", ["initial", "fire"])
+def test_an_isometry_has_equal_singular_values_at_the_same_norm(to: Any) -> None:
+    ends = []
+    for isometry in (False, True):
+        learner, _, _ = trained("mlp", RestoreNorms(to=to, isometry=isometry))
+        with torch.no_grad():
+            for parameter in learner.parameters.values():
+                parameter.mul_(3)
+        learner.begin()
+        ends.append([weight.parameter.detach() for weight in rp.select(learner.model).chosen])
+    for kept, equal in zip(*ends, strict=True):
+        assert kept.norm().item() == pytest.approx(equal.norm().item(), rel=1e-5)
+        values = torch.linalg.svdvals(equal)
+        assert values.max() / values.min() < 1.001
+        assert torch.linalg.svdvals(kept).max() / torch.linalg.svdvals(kept).min() > 1.5

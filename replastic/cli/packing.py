@@ -30,7 +30,8 @@ class Pack(Command):
         size = Path(self.out).stat().st_size
         print_line(f"{self.out} holds {len(find_runs(self.out))} runs in {size:,} bytes, and was checked.")
         if left_out:
-            print_line(f"Left out: the checkpoints of {len(left_out)} runs. Without these, runs cannot be resumed.")
+            runs = len({Path(path).parent for path in left_out})
+            print_line(f"Left out: the checkpoints of {runs} runs. Without these, runs cannot be resumed.")
         return 0
 
 

@@ -8,6 +8,10 @@ singular values, the directions, or what was learnt. This method changes the nor
 much of another method's effect is due to norms. Directly before a norm layer it does not change what the network computes in
 training mode; a batch norm's running statistics keep the larger weights' scale until training has updated them.
 
+to="fire" scales to the norms that FIRE's published steps leave, which are far from an isometry's in wide layers.
+isometry=True replaces W by its nearest isometry before it is scaled. Together these arms combine old or equal singular
+values with one norm or another, and tell the effect of the spectrum from that of the norm.
+
 It is this project's own control and not from a paper. Normalize-and-Project has the same equation.
 
 Departures from Normalize-and-Project, each for a reason:
@@ -31,6 +35,7 @@ from torch import Tensor, nn
 
 from ..learner import Learner, Method, Task
 from ..learner.fresh import named_tensors
+from ..linalg.polar_factor import PolarOptions
 from ..linalg.products import frobenius_norms
 from ..weights import LeftAlone, Where, select
 from ..weights.inventory import WeightMatrix
@@ -45,6 +50,7 @@ from .boundary import (
     rewrite_,
     written_parts,
 )
+from .fire import fire_
 from .first_weights import Initial, Seed, first_weights_of
 from .reset import biases as biases_of
 
@@ -125,13 +131,16 @@ class RestoreNorms(Method):
     """Scale every weight to the norm of its first value, at every boundary."""
 
     where: Where = "everything"
-    to: Literal["initial", "fresh"] = "initial"  # "fresh": the norms of a new draw
+    to: Literal["initial", "fresh", "fire"] = "initial"  # "fresh": the norms of a new draw; "fire": those that FIRE leaves
     biases: bool = False  # whether biases become their first values
+    fire_steps: int = 5  # of FIRE as published, for to="fire"; 10 for vision and RL
+    isometry: bool = False  # whether each matrix becomes its nearest isometry, at that norm
     clear_state: bool = True  # clear the optimiser's momenta of the changed weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("to", self.to in ("initial", "fresh"), '"initial" or "fresh"')
+        self.require("to", self.to in ("initial", "fresh", "fire"), '"initial", "fresh" or "fire"')
+        PolarOptions("published", self.fire_steps)  # raises for a number of steps that cannot be meant
 
     def start(self, learner: Learner) -> None:
         chosen = select(learner.model, self.where).chosen  # raises now, not after the first task, if it is empty
@@ -145,10 +154,25 @@ class RestoreNorms(Method):
             learner.check_fresh()
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
+        first = self._first(learner)
+        if self.isometry:
+            fire_(learner.model, method="exact", where=self.where)
         restore_norms_(
             learner.model,
             where=self.where,
-            initial=learner.fresh() if self.to == "fresh" else learner.initial,
+            initial=first,
             biases=self.biases,
             optimizer=learner.optimizer if self.clear_state else None,
         )
+
+    def _first(self, learner: Learner) -> Initial:
+        """The weights whose norms are to be restored."""
+        if self.to != "fire":
+            return learner.fresh() if self.to == "fresh" else learner.initial
+        named = {one.name.partition(":")[0]: one.parameter.detach() for one in select(learner.model, self.where).chosen}
+        before = {name: tensor.clone() for name, tensor in named.items()}
+        fire_(learner.model, steps=self.fire_steps, where=self.where)
+        fired = {name: tensor.clone() for name, tensor in named.items()}
+        for name, tensor in named.items():
+            tensor.copy_(before[name])
+        return {**learner.initial, **fired}

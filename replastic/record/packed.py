@@ -1,7 +1,7 @@
 """Pack a folder of runs into one file of JSON lines in gzip, and unpack it byte for byte.
 
 The first line has the format and the number of files; each further line has the path and the text of a file. The same
-folder gives the same bytes. Checkpoints and locks are left out.
+folder gives the same bytes. Checkpoints, snapshots and locks are left out.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def runs_in(pack: Path) -> list[Packed]:
 def pack(folder: str | Path, out: str | Path) -> list[str]:
     """Write the runs at or below a folder, and every other text file there, as one file.
 
-    Returns the paths that are left out: the checkpoints of runs.
+    Returns the paths that are left out: the checkpoints and snapshots of runs.
     """
     folder, out = Path(folder), Path(out)
     if not str(out.name).endswith(SUFFIX):
@@ -154,9 +154,9 @@ def _walked(folder: Path, left_out: list[str]) -> Iterator[Path]:
         folders.sort()
         here = Path(place)
         if "run.json" in names:
-            if "checkpoints" in folders:
-                folders.remove("checkpoints")
-                left_out.append((here / "checkpoints").relative_to(folder).as_posix())
+            for name in [name for name in ("checkpoints", "snapshots") if name in folders]:
+                folders.remove(name)
+                left_out.append((here / name).relative_to(folder).as_posix())
             if "lock" in names:
                 names.remove("lock")
                 check_free(here / "lock")

@@ -55,7 +55,7 @@ _POSITION = {"task?": _COUNT, "epoch?": _COUNT, "at?": _COUNT, "of?": _COUNT, "u
 MARK = {"lines": _COUNT, "bytes": _COUNT, "sha256": TEXT}
 RUN = {
     "format": TEXT,
-    "config": {"grid?": (_NULL, {"arm": TEXT, "point": {}})},
+    "config": {"grid?": (_NULL, {"arm": TEXT, "point": {}}), "start?": {"arm": TEXT, "name": TEXT}},
     "about?": {
         "name?": TEXT,
         "about?": TEXT,

@@ -45,6 +45,7 @@ from ..own_code import OwnCode
 from ..train import Training
 from ..train.measuring import Measuring
 from ..workloads.base import Workload, workload_of_kind
+from .starts import Start, chosen_starts, starts_of
 
 Table = Mapping[str, Any]
 _LONGEST = 255  # bytes of a name; a folder is named after an arm
@@ -54,8 +55,11 @@ _LONGEST = 255  # bytes of a name; a folder is named after an arm
 class Arm:
     """One way of training: methods by name with their settings, and what of [training] is different.
 
-    grid_of, point: of an arm that is a point of a grid, the name that stands in the file, and the values.
+    grid_of, point: of an arm that is a point of a grid, the name of the grid, and the values.
     code: by name, the files of methods that are not of this library.
+    start, start_of: of an arm of a file with [starts], where its runs start, and its name without that.
+    family: names that stand for this arm and others: of a grid, and of an arm with all its starts.
+    keeps: the starts at which it keeps snapshots for other arms.
     """
 
     methods: tuple[tuple[str, Table], ...] = ()
@@ -63,6 +67,10 @@ class Arm:
     grid_of: str = ""
     point: Table = field(default_factory=dict)
     code: Mapping[str, OwnCode] = field(default_factory=dict)
+    start: Start | None = None
+    start_of: str = ""
+    family: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,7 @@ class Experiment:
     metric: str = "test_accuracy"
     share_first_task: bool = True
     checkpoints: Checkpoints = Checkpoints()
+    starts: Mapping[str, Start] = field(default_factory=dict)
 
     def located(self, root: str | Path | None) -> Experiment:
         """With the files of its data found, as a record names them; FileNotFoundError if one is missing."""
@@ -129,7 +138,7 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
     check_type(kind, str, "kind")
     workload = workload_of_kind(kind)
     known = ["name", "about", "kind", "seeds", "metric", "share_first_task", *workload.tables, "training", "measures",
-             "checkpoints", "arms"]  # fmt: skip
+             "checkpoints", "starts", "arms"]  # fmt: skip
     check_keys(table, known, "the file", ["name", "seeds", *workload.tables, "training", "arms"])
     plain = {"name": str, "about": str, "seeds": list[int], "metric": str, "share_first_task": bool}
     for key, expected in plain.items():
@@ -141,6 +150,7 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
         raise OptionError(f"seeds = {seeds!r}: list at least one, each once, 0 or more")
     own = {key: _table(table[key], f"[{key}]") for key in workload.tables}
     training = made(Training, _table(table["training"], "[training]"), "[training]")
+    starts = _starts(table)
     return Experiment(
         name=table["name"],
         seeds=tuple(seeds),
@@ -151,8 +161,22 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
         metric=table.get("metric", "test_accuracy"),
         share_first_task=table.get("share_first_task", True),
         checkpoints=made(Checkpoints, _table(table.get("checkpoints", {}), "[checkpoints]"), "[checkpoints]"),
-        arms=_arms(_table(table["arms"], "[arms]"), training, folder),
+        starts=starts,
+        arms=_arms(_table(table["arms"], "[arms]"), training, starts, folder),
     )
+
+
+def _starts(table: Table) -> dict[str, Start]:
+    if "starts" not in table:
+        return {}
+    given = _table(table["starts"], "[starts]")
+    for name in given:
+        _check_name(name, "[starts] name")
+    if not given:
+        raise OptionError('[starts] has none: write best = { lowest = "loss" }, or "10 epochs" = { at = 10 }')
+    if not table.get("share_first_task", True):
+        raise OptionError("[starts] are points of a first task that runs share, and share_first_task = false: leave one out")
+    return starts_of(given)
 
 
 def _measures(given: Any) -> tuple[Measuring, ...]:
@@ -163,14 +187,20 @@ def _measures(given: Any) -> tuple[Measuring, ...]:
     return tuple(made(Measuring, _table(one, "[measures]"), "[measures]") for one in tables)
 
 
-def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm]:
+def _arms(table: Table, training: Training, starts: Mapping[str, Start], folder: str | Path) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     for name, given in table.items():
         _check_name(name, "[arms] name")
         where = f"[arms.{name}]"
         arm = dict(_table(given, where))
         changed, grid = _table(arm.pop("training", {}), where + " training"), _table(arm.pop("grid", {}), where + " grid")
-        made(Training, {**vars(training), **changed}, where + " training")
+        trained = made(Training, {**vars(training), **changed}, where + " training")
+        if starts and trained.stacked:
+            raise OptionError(
+                f'{where} path = "{trained.path}" trains runs together from their first step on, and with [starts] they '
+                'start later: set path = "auto", or leave [starts] out'
+            )
+        begins = chosen_starts(arm, starts, where)
         if "methods" in arm:
             check_keys(arm, ["methods", "training", "grid"], where)
             if not isinstance(arm["methods"], list):
@@ -182,18 +212,27 @@ def _arms(table: Table, training: Training, folder: str | Path) -> dict[str, Arm
             chosen = [{**entry, **values} for entry in tables[:1]] + tables[1:]
             if values and not tables:
                 raise OptionError(f"{where} grid: there is no method whose settings it could be of")
-            full = f"{name}, {label}" if label else name
-            _check_name(full, f"{where} name with its point")
-            if full in arms:
-                raise OptionError(f"[arms] has {full!r} twice: name arms and points of grids differently")
+            plain = f"{name}, {label}" if label else name
             made_of = [_method(entry, where, folder) for entry in chosen]
-            arms[full] = Arm(
-                tuple((method, settings) for method, settings, _ in made_of),
-                dict(changed),
-                grid_of=name if values else "",
-                point=values,
-                code={method: code for method, _, code in made_of if code is not None},
-            )
+            for start in begins:
+                suffix = f", {start.name}" if start is not None and not start.skips else ""
+                full = plain + suffix
+                _check_name(full, f"{where} name with its point")
+                if full in arms:
+                    raise OptionError(f"[arms] has {full!r} twice: name arms and points of grids differently")
+                arms[full] = Arm(
+                    tuple((method, settings) for method, settings, _ in made_of),
+                    dict(changed),
+                    grid_of=name + suffix if values else "",
+                    point=values,
+                    code={method: code for method, _, code in made_of if code is not None},
+                    start=start,
+                    start_of=plain if start is not None else "",
+                    family=tuple({one: None for one in (name, plain, name + suffix) if one != full}),
+                )
+    unused = [name for name in starts if all(arm.start != starts[name] for arm in arms.values())]
+    if arms and unused:
+        raise OptionError(f"[starts] {unused[0]!r}: no arm starts there: leave it out, or add it to the starts of an arm")
     if not arms:
         raise OptionError("[arms] has none: write [arms.base] for training without any method")
     return arms

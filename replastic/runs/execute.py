@@ -115,18 +115,18 @@ def _take_turns(runs: Iterator[Running], side_by_side: int, statuses: dict[str, 
 
 
 def chosen_runs(experiment: Experiment, arms: Sequence[str] | None, seeds: Sequence[int] | None) -> list[RunSpec]:
-    """Those of an experiment's runs that were asked for; the name of a grid stands for all its points."""
-    grids = {given.grid_of for given in experiment.arms.values()} - {""}
+    """Those of an experiment's runs that were asked for; a grid's name stands for its points, an arm's for its starts."""
+    families = {name for given in experiment.arms.values() for name in given.family} - {*experiment.arms}
     for arm in arms or ():
-        if arm not in experiment.arms and arm not in grids:
-            raise OptionError(f"--arm {arm!r}: {nearest(arm, [*experiment.arms, *sorted(grids)])}")
+        if arm not in experiment.arms and arm not in families:
+            raise OptionError(f"--arm {arm!r}: {nearest(arm, [*experiment.arms, *sorted(families)])}")
     for seed in seeds or ():
         if seed not in experiment.seeds:
             raise OptionError(f"--seed {seed}: the file has seeds {', '.join(map(str, experiment.seeds))}")
     return [
         one
         for one in runs_of(experiment)
-        if (not arms or one.arm in arms or experiment.arms[one.arm].grid_of in arms) and (not seeds or one.seed in seeds)
+        if (not arms or {one.arm, *experiment.arms[one.arm].family} & {*arms}) and (not seeds or one.seed in seeds)
     ]
 
 

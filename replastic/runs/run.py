@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -9,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from ..record.reading import read_run
 from ..record.schema import STATE, check
 from ..train.allocator import keep_freed_memory
 from ..train.loop import Loop, Row, SupervisedLoop, check_path, check_stream
-from .spec import RunSpec
+from .snapshots import Beginning, Snapshots, beginning
+from .spec import RunSpec, first_task_of, idle_in_first_task
+from .starts import last_of
 
 log = logging.getLogger("replastic")
 _ROWS_ON_THEIR_WAY = 1  # left unread while training continues, so that it does not wait for the device
@@ -50,6 +54,7 @@ class Running:
         self.run, self.out, self.root, self.first, self._turns = run, Path(out), root, first, turns
         self.device = torch.device(device)
         self.last: dict[str, Any] = {}  # the last row that was written
+        self._beginning: Beginning | None = None  # of a run from a start that has no checkpoint yet
         self.tasks: Sequence[Task] = ()  # of a run that has ended, none
         self._rows: Iterator[Row | None] | None = None
         self._waiting: deque[Row] = deque()
@@ -58,6 +63,7 @@ class Running:
         self._saved: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._saved_at = time.monotonic()
         folder = self.out / run.folder
+        self._snapshots = Snapshots(folder, run.starts) if run.starts else None
         new = not (folder / "run.json").exists()
         if new:
             self._build()  # what cannot be built leaves no folder behind
@@ -67,6 +73,8 @@ class Running:
                 self.record.retry()
             if not self.ended:
                 self._saved = self.record.resume()  # raises if it is damaged, and changes nothing
+                if self._snapshots is not None:
+                    self._snapshots.resume([] if self._saved is None else read(folder).rows)
                 if not new:
                     self._build()
         except BaseException:
@@ -116,11 +124,18 @@ class Running:
     def _about(self, folder: Path) -> dict[str, Any]:
         """What is said of the run, with the lengths of its tasks, which show its progress."""
         if self.tasks:
-            length = about_lengths([task.length for task in self.tasks], self.tasks[0].unit)
+            length, unit = [task.length for task in self.tasks], self.tasks[0].unit
+            if self.run.starts:
+                length = [last_of(self.run.starts, *length)]
+            if self.run.start is not None:
+                length[0] = 0 if self._beginning is None else self._beginning.position.at
+            said = about_lengths(length, unit)
+            if self._beginning is not None:
+                said["start"] = {"at": length[0], "of": self.tasks[0].length, "unit": unit, "in": str(self._first().folder)}
         else:
-            said = read_run(folder)["about"]
-            length = {key: said[key] for key in ("tasks", "epochs", "lengths", "unit") if key in said}
-        return {**self.run.about(), **length}
+            known = read_run(folder)["about"]
+            said = {key: known[key] for key in ("tasks", "epochs", "lengths", "unit", "start") if key in known}
+        return {**self.run.about(), **said}
 
     def _build(self) -> None:
         if self.device.type == "cpu":
@@ -131,9 +146,18 @@ class Running:
             self.learner, self.tasks = self.run.build(device=self.device, root=self.root)
         training = self.run.training if self.run.tasks is None else self.run.training.first(self.run.tasks)
         check_stream(self.tasks, training)
+        start, measures = self.run.start, self.run.experiment.measures
+        if start is not None and not self.run.skips and self._saved is None:
+            self._beginning = beginning(start, self.out / self._first().folder)
+        ends = [one.at for one in self.run.starts.values() if one.at is not None]
+        measures = [dataclasses.replace(one, epochs=[*one.epochs, *ends]) if "end" in one.at else one for one in measures]
         self.loop: Loop = SupervisedLoop(
-            self.learner, self.tasks, training, self.run.seed, self.run.experiment.measures, self._turns
-        )
+            self.learner, self.tasks, training, self.run.seed, measures, self._turns, first=int(start is not None), also=ends
+        )  # fmt: skip
+
+    def _first(self) -> RunSpec:
+        """The run of the first task from which this one starts."""
+        return self.first if self.first is not None else first_task_of(self.run)
 
     def _has_lost_its_weights(self) -> bool:
         """Whether a weight is NaN or infinite, which some decompositions raise an error for."""
@@ -145,12 +169,18 @@ class Running:
         """Load the last checkpoint, if there is one; returns its position."""
         if self._saved is not None:
             (position, state), self._saved = self._saved, None
-            return self._load(position, state, self.out / self.run.folder)
+            return self._load(position, state, checkpoints_of(self.out / self.run.folder)[-1])
+        if self._beginning is not None:
+            return self._begin(self._beginning)
         return self._adopt(self.first) if self.first is not None else Position(0, 0)
 
     def take(self, row: Row) -> None:
         """Record a row, and save the run if a checkpoint is due."""
         self._waiting.append(row)
+        if self._snapshots is not None:
+            self._write(left=0)
+            if not self.ended:
+                self._snapshots.take(self.last, partial(self._state, optimizer=not self.run.training.renew_optimizer))
         if self._is_due(row.position):
             self._save(row.position)
         else:
@@ -170,6 +200,19 @@ class Running:
             self.complete()
         elif isinstance(row, Row):
             self.take(row)
+            if self.run.starts and row.position.at == last_of(self.run.starts, self.tasks[0].length):
+                self.complete()
+
+    def _begin(self, beginning: Beginning) -> Position:
+        """Take over the first task up to a start: its rows, weights and, unless it is renewed, optimiser state."""
+        self._beginning, state, mine = None, beginning.state, self.learner.state_dict()
+        for row in beginning.rows:
+            self.record.add(row)
+        others = ["methods", "generator"] if idle_in_first_task(self.run.methods()) else []
+        others += [] if "optimizer" in state["learner"] else ["optimizer"]
+        return self._load(
+            beginning.position.as_row(), state, beginning.place, {key: mine[key] for key in others}
+        )  # fmt: skip
 
     def _adopt(self, first: RunSpec) -> Position:
         """Take over a first task that another run has trained: its rows, weights and optimiser state."""
@@ -186,24 +229,25 @@ class Running:
         for row in shared.rows:
             self.record.add(row)
         mine = self.learner.state_dict()
-        return self._load(position, state, folder, {key: mine[key] for key in ("methods", "generator")})
+        place = checkpoints_of(folder)[-1]
+        return self._load(position, state, place, {key: mine[key] for key in ("methods", "generator")})
 
     def _load(
-        self, position: dict[str, Any], state: dict[str, Any], folder: Path, mine: dict[str, Any] | None = None
+        self, position: dict[str, Any], state: dict[str, Any], place: Path, mine: dict[str, Any] | None = None
     ) -> Position:  # fmt: skip
-        """Load a folder's last checkpoint; returns its position. mine: the parts of the state that are not taken from it."""
+        """Load a checkpoint; returns its position. mine: the parts of the state that are not taken from it."""
         try:
             check(state, STATE)
-            place = position_of(position)
-            self.learner.load_state_dict({**state["learner"], **(mine or {})}, task=self.tasks[place.task])
+            done = position_of(position)
+            self.learner.load_state_dict({**state["learner"], **(mine or {})}, task=self.tasks[done.task])
             self.loop.load_state_dict(state.get("loop", {}))
             _set_random(state["random"], self.device)
-            return place
+            return done
         except torch.OutOfMemoryError:  # which is not the checkpoint's fault
             raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
             raise ValueError(
-                f"the checkpoint {checkpoints_of(folder)[-1]} could not be loaded ({type(problem).__name__}: {problem}). If "
+                f"the checkpoint {place} could not be loaded ({type(problem).__name__}: {problem}). If "
                 "it is not of this run, delete it: --retry then starts from the one before it, or from the beginning"
             ) from problem
 
@@ -228,14 +272,15 @@ class Running:
     def _save(self, position: Position) -> None:
         self._write(left=0)
         if not self.ended:
-            own = self.loop.state_dict()
-            state = {
-                "learner": self.learner.state_dict(),
-                "random": _get_random(self.device),
-                **({"loop": own} if own else {}),
-            }
-            self.record.save(position.as_row(), state)
+            self.record.save(position.as_row(), self._state())
+            if self._snapshots is not None:
+                self._snapshots.settle()
             self._saved_at = time.monotonic()
+
+    def _state(self, *, optimizer: bool = True) -> dict[str, Any]:
+        learner, own = self.learner.state_dict(), self.loop.state_dict()
+        kept = learner if optimizer else {name: value for name, value in learner.items() if name != "optimizer"}
+        return {"learner": kept, "random": _get_random(self.device), **({"loop": own} if own else {})}
 
     @contextmanager
     def own_world(self) -> Iterator[None]:

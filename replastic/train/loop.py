@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -67,7 +67,12 @@ class Loop(Protocol):
 
 @dataclass(frozen=True)
 class SupervisedLoop:
-    """`train` as a `Loop`. It has no state of its own. turns: whether rows are interrupted for other runs."""
+    """`train` as a `Loop`. It has no state of its own.
+
+    turns: whether rows are interrupted for other runs.
+    first: the task to begin with, for a learner that has learnt those before it elsewhere, or never will.
+    also: further moments of the first task that have a row.
+    """
 
     learner: Learner
     tasks: Sequence[Task]
@@ -75,6 +80,8 @@ class SupervisedLoop:
     seed: int = 0
     measuring: Sequence[Measuring] = ()
     turns: bool = False
+    first: int = 0
+    also: Collection[int] = ()
 
     def rows(self, done: Position | tuple[int, int]) -> Iterator[Row | None]:
         learner, tasks, training, measuring = self.learner, self.tasks, self.training, self.measuring
@@ -88,7 +95,7 @@ class SupervisedLoop:
             )
         check_stream(tasks, training)
         steps = steps_for(learner, training)
-        for number in range(done[0], len(tasks)):
+        for number in range(max(done[0], self.first), len(tasks)):
             task, at = tasks[number], done[1] if number == done[0] else 0
             steps.begin(training.for_task(number), schedule_of(task, training.for_task(number), at), training.peak(number))
             if at == 0:
@@ -101,7 +108,7 @@ class SupervisedLoop:
                     pieces, at = steps.pieces(task, order_of(self.seed, number, at)), at + 1
                 else:
                     ahead = range(at + 1, task.length + 1)
-                    end = next(end for end in ahead if wants_row(number, end, task, steps.training, measuring))
+                    end = next(end for end in ahead if self._wants_row(number, end, steps.training))
                     pieces, at = steps.stretch(task, passes, end - at), end
                 figures: dict[str, Tensor] = {}
                 for means in pieces:
@@ -109,8 +116,11 @@ class SupervisedLoop:
                         figures = means
                     elif self.turns:
                         yield None
-                if wants_row(number, at, task, steps.training, measuring):
+                if self._wants_row(number, at, steps.training):
                     yield row_of(steps, number, task, at, figures, measuring, passes.seen)
+
+    def _wants_row(self, number: int, at: int, training: Training) -> bool:
+        return (number == 0 and at in self.also) or wants_row(number, at, self.tasks[number], training, self.measuring)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

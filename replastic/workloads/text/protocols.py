@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ...options import check_keys, check_type
 from .tasks import TextData, TextTask
 
@@ -33,4 +35,41 @@ def stages(data: TextData, *, seed: int, batch: int, stages: Sequence[Table]) ->
     return tasks
 
 
-PROTOCOLS = {"stages": stages}
+def domains(
+    data: TextData,
+    *,
+    seed: int,
+    batch: int,
+    steps: int,
+    rounds: int = 1,
+    domains: Sequence[str] | None = None,
+    probe: str | None = None,
+    probe_steps: int | None = None,
+) -> list[TextTask]:
+    """One corpus after the other, each as often as there are rounds, and at the end one that never came: the probe.
+
+    How well the probe is learnt says how plastic the network is after the stream.
+
+    steps: of each task; probe_steps: of the probe, if another number.
+    domains: the corpora of the stream; None: all but the probe. Each round has its own order, drawn from the seed.
+    """
+    names = [name for name in data.corpora if name != probe] if domains is None else list(domains)
+    if probe in names or len(set(names)) < len(names) or not names:
+        raise ValueError(
+            f"domains = {names!r}, probe = {probe!r}: name corpora, each once, and a probe that is none of them"
+        )
+    if rounds < 1:
+        raise ValueError(f"rounds = {rounds}: set 1 or more")
+    if probe is None and probe_steps is not None:
+        raise ValueError(f"probe_steps = {probe_steps}, and there is no probe: name one, or leave it out")
+    draw = torch.Generator().manual_seed(seed)
+    tasks = []
+    for number in range(1, rounds + 1):
+        order = torch.randperm(len(names), generator=draw).tolist()
+        tasks += [data.task(f"{names[one]} {number}", names[one], batch=batch, steps=steps) for one in order]
+    if probe is not None:
+        tasks.append(data.task(f"{probe} (probe)", probe, batch=batch, steps=probe_steps or steps))
+    return tasks
+
+
+PROTOCOLS = {"stages": stages, "domains": domains}

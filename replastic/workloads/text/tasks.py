@@ -218,7 +218,12 @@ def _windows_in(corpus: range, context: int) -> int:
 
 def next_token_loss(outputs: Any, targets: Tensor) -> Tensor:
     """The mean loss of a token, in nats."""
-    return F.cross_entropy(outputs.flatten(0, -2).float(), targets.flatten())
+    return F.cross_entropy(_logits(outputs), targets.flatten())
+
+
+def _logits(outputs: Tensor) -> Tensor:
+    """Logits (tokens, vocabulary), in float32 or better."""
+    return outputs.flatten(0, -2).to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 @torch.no_grad()
@@ -237,7 +242,7 @@ def losses(tests: Mapping[str, Windows], at_once: int, model: nn.Module) -> dict
             for chosen in everything.split(at_once):
                 inputs, targets = windows.batch(chosen)
                 outputs = outputs_of(model, inputs)
-                nats = F.cross_entropy(outputs.flatten(0, -2).float(), targets.flatten(), reduction="none").double()
+                nats = F.cross_entropy(_logits(outputs), targets.flatten(), reduction="none").double()
                 within = nats if data.end is None else nats * (targets.flatten() != data.end)
                 total += torch.stack([nats.sum(), within.sum()])
                 length += data.lengths[targets].sum()

@@ -150,7 +150,7 @@ def _from_json(path: Path) -> TokenFile:
 
 _KEYS = {
     "format": str, "tokenizer": str, "tokenizer_sha256": str, "vocabulary": int, "end": int | None, "tokens": int,
-    "documents": int, "bytes": int, "sha256": str, "lengths": list[int],
+    "documents": int, "bytes": int, "sha256": str, "lengths": list,
 }  # fmt: skip
 
 
@@ -163,16 +163,18 @@ def _check(said: Any, path: Path, size: int) -> None:
     for key, kind in _KEYS.items():
         if key not in said:
             raise OptionError(f"{where} has no {key!r}: {_AGAIN}")
-        check_type(said[key], kind, f"{where}: {key}")
+        if key != "lengths":  # which are too many to be shown
+            check_type(said[key], kind, f"{where}: {key}")
     vocabulary, end, lengths = said["vocabulary"], said["end"], said["lengths"]
     if not 1 <= vocabulary <= MOST:
         raise OptionError(f"{where}: vocabulary = {vocabulary:,}, and tokens of 16 bits have 1 to {MOST:,}")
     if end is not None and not 0 <= end < vocabulary:
         raise OptionError(f"{where}: end = {end} is not one of a vocabulary of {vocabulary:,}")
-    if len(lengths) != vocabulary or min(lengths) < 0 or (end is not None and lengths[end]):
+    whole = isinstance(lengths, list | tuple) and all(type(length) is int and length >= 0 for length in lengths)
+    if not whole or len(lengths) != vocabulary or (end is not None and lengths[end]):
         raise OptionError(
-            f"{where}: lengths are {len(lengths):,} numbers, and the vocabulary has {vocabulary:,} entries: write the "
-            "bytes of each, 0 of the end of a text"
+            f"{where}: lengths are not {vocabulary:,} whole numbers: write the bytes of each entry of the vocabulary, 0 of "
+            "the end of a text"
         )
     if size % 2:
         raise OptionError(f"{path} has {size:,} bytes, an odd number, and each token has two: copy or write the file again")
