@@ -33,6 +33,7 @@ WITHOUT_PYTHON = {
     "docs/gallery.md",
     "docs/glossary.md",
     "docs/performance.md",
+    "docs/claims.md",
     "docs/report.md",
     "docs/reproduce.md",
     "docs/results.md",
@@ -48,6 +49,7 @@ SHOWN_ONLY = {
     "docs/methods.md": {"text"},
     "docs/own-experiments.md": {"text"},
     "docs/tutorial-checkpoint.md": {"text"},
+    "docs/tutorial-first-steps.md": {"text"},
     "docs/tutorial-own-loop.md": {"text"},
 }
 # What would take minutes is run for a few seconds: a page's commands get these arguments, too.
