@@ -242,3 +242,11 @@ def test_the_newcomer_who_does_as_advised_ends_above_resets_and_shrinking() -> N
     last = {arm: sum(figures[-3:]) / 3 for arm, figures in arms.items()}
     assert last["advised"] > max(last["S&P"], last["full reset"])
     assert last["nothing"] < 0.3
+
+
+def test_tokens_of_text_are_counted_and_not_sequences() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 16), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 30))
+    assert rp.diagnose(model, torch.randint(30, (4, 64))).enough
+    assert not rp.diagnose(model, torch.randint(30, (4, 4))).enough
+    assert not rp.diagnose(FAULTS.mlp(), INPUTS.view(-1, 1, 8, 8)[:4]).enough  # pixels of an image are not samples

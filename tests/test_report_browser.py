@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,35 @@ def test_without_scripts_the_words_and_tables_are_there(browser: Any, written: P
         bare.goto(written.as_uri())
         assert bare.locator("noscript").is_visible()
         assert bare.locator(".scroll tbody tr").count() == 3
+
+
+def test_names_stand_at_the_ends_of_lines_where_there_is_room(browser: Any, written: Path) -> None:
+    with Seen(browser, written) as seen:
+        names = seen.find("[data-name=accuracy] text.line-name")
+        assert names.count() == EXPECTED_LINES["accuracy"]
+        boxes = [names.nth(number).bounding_box() for number in range(names.count())]
+        plot = seen.find("[data-name=accuracy] .plot svg").bounding_box()
+        assert all(box["x"] + box["width"] <= plot["x"] + plot["width"] + 1 for box in boxes)
+        tops = sorted(box["y"] for box in boxes)
+        assert all(below - above >= 13 for above, below in pairwise(tops))
+        for number in range(names.count()):
+            arm = names.nth(number).get_attribute("data-arm")
+            line = seen.find(f"[data-name=accuracy] path.line[data-arm='{arm}']")
+            assert names.nth(number).evaluate("one => getComputedStyle(one).fill") == line.evaluate(
+                "one => getComputedStyle(one).stroke"
+            )
+        seen.page.set_viewport_size({"width": 390, "height": 844})
+        seen.expect("text.line-name").to_have_count(0)  # the legend has them
+
+
+def test_a_table_that_is_wider_than_a_phone_shows_that_it_scrolls(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "wide.html"
+    table = Table("t", "T", "", "S", [f"column {number}" for number in range(12)], [[0.5] * 12], [3] * 12)
+    path.write_text(page(Contents("C", [Chapter("C", "", "", [], [table])]), {}), encoding="utf-8")
+    with Seen(browser, path, viewport={"width": 390, "height": 844}) as seen:
+        box = seen.find(".scroll")
+        assert box.evaluate("one => one.scrollWidth > one.clientWidth")
+        assert "gradient" in box.evaluate("one => getComputedStyle(one).backgroundImage")
+        assert (
+            box.evaluate("one => getComputedStyle(one).backgroundAttachment").split(", ") == ["local"] * 2 + ["scroll"] * 2
+        )

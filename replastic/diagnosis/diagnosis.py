@@ -137,6 +137,13 @@ def _check_runs(probe: Probe) -> None:
         ) from problem
 
 
+def _counted(probe: Probe) -> int:
+    """The number of samples; of text, of tokens, since a unit may be on for each of them."""
+    first = next(iter(_tensors(probe.inputs)), None)
+    text = first is not None and first.ndim == 2 and not first.is_floating_point() and not first.is_complex()
+    return first.numel() if text and first is not None else probe.samples
+
+
 def _tensors(inputs: Any) -> list[Tensor]:
     parts = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else [inputs]
     return [one for one in parts if isinstance(one, Tensor)]
@@ -150,11 +157,12 @@ def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None, optimizers: S
     fire, fired = _what_fire_would_do(probe, notes)
     shapes = {_layer(weight.name): (weight.stack().rows, weight.stack().columns) for weight in probe.weights}
     findings = _judge(values, new, fired, shapes)
-    enough, remedy = probe.samples >= FEWEST, list[Advice]()
+    counted, remedy = _counted(probe), list[Advice]()
+    enough = counted >= FEWEST
     if findings and enough:
         remedy += _remedy(probe, findings, lambda after: _judge(after, new, {}, shapes), notes)
     gradients = _gradients(probe) if optimizers and not remedy else {}  # a remedy clears the state of what it changes
-    advice = [*on_samples(probe.samples), *on_optimizer(optimizers, gradients), *remedy]
+    advice = [*on_samples(counted), *on_optimizer(optimizers, gradients), *remedy]
     if probe.loss is not None:
         findings += _without_gradient(probe, notes)
     order = {name: position for position, name in enumerate(values)}
