@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -42,15 +44,32 @@ def each(lines: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
 def by_fault(lines: Sequence[Mapping[str, Any]], of: str = "fault") -> list[str]:
     """Mean accuracies over the epochs of the next task; how much the advice adds, with its spread over seeds."""
     shown = [line for line in lines if of != "fault" or line["fault"] not in OF_THE_OPTIMISER]
-    rows = head([*(["fault", "network"] if of == "network" else ["fault"]), *ARMS, "advised - nothing", "n"])
+    rows = head([*(["fault", "network"] if of == "network" else ["fault"]), *ARMS, "advised - nothing", "calls", "n"])
     for network, fault in dict.fromkeys(zip(each(shown, "network"), each(shown, "fault"), strict=True)):
         here = [line for line in shown if (line["network"], line["fault"]) == (network, fault)]
         means = {arm: [mean(line["accuracies"]) for line in here if line["arm"] == arm] for arm in ARMS}
         gains = [advised - nothing for advised, nothing in zip(means["advised"], means["nothing"], strict=True)]
         cells = [f"{mean(means[arm]):.3f}" for arm in ARMS]
         names = [fault, network] if of == "network" else [fault]
-        rows.append(as_row([*names, *cells, f"{mean(gains):+.3f} ± {stdev(gains):.3f}", f"{len(gains)}"]))
+        rows.append(as_row([*names, *cells, f"{mean(gains):+.3f} ± {stdev(gains):.3f}", calls_of(here), f"{len(gains)}"]))
     return rows
+
+
+def calls_of(lines: Iterable[Mapping[str, Any]]) -> str:
+    """What was advised, in short: each list of calls that some seed got, the most frequent first."""
+    lists = Counter(tuple(line["calls"]) for line in lines if line["arm"] == "advised")
+    return " or ".join("; ".join(map(in_short, calls)) or "none" for calls, _ in lists.most_common())
+
+
+def in_short(call: str) -> str:
+    """A call without what all of them have."""
+    if call.startswith("for group"):
+        return "the rate is set"
+    if "clear_state_" in call:
+        return "`clear_state_`"
+    name, _, options = call.removeprefix("rp.").removesuffix(")").partition("(")
+    options = options.removeprefix("model, ").removesuffix("optimizer=optimizer").removesuffix(", ")
+    return f"`{name}({re.sub(r'where=.*', 'where=...', options)})`"
 
 
 def over_tasks(lines: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ from replastic.report.charts import chart
 from replastic.report.contents import chapter
 from replastic.report.curves import Moment
 from replastic.report.figures import draw
-from replastic.report.finding import finding
+from replastic.report.finding import finding, in_words
 from replastic.report.items import Chart, Line
 from replastic.report.spectra import spectra
 
@@ -68,10 +68,9 @@ class Scatter:
         for arm, runs in study.arms.items():
             _, shares, ends = zip(*shares_and_ends(runs.values(), self.figure), strict=True)
             lines.append(Line(arm, _apart(shares), _apart(ends), arm=arm))
-        return Chart(
-            "scatter", f"{self.figure} of a task and the Hessian at its start", "", "", "ε-rank, share", self.figure, lines,
-            x_log=True,
-        )  # fmt: skip
+        name = in_words(self.figure)
+        title = f"{name.capitalize()} of a task and the Hessian at its start"
+        return Chart("scatter", title, "", "", "ε-rank, share", name, lines, x_log=True)
 
 
 def _apart(values: Sequence[float]) -> list[float]:
@@ -79,9 +78,11 @@ def _apart(values: Sequence[float]) -> list[float]:
     return [one for value in values for one in (value, math.nan)]
 
 
+QUICK = ("base", "full reset", "S&P", "ReDo", "SWR", "FIRE")  # of ten arms; README has a table of all
 AS_RELEASED = ["permuted-mnist-as-released"]
 FIGURES: dict[str, OverTime | Spectra | Scatter] = {
-    "quick.png": OverTime(["quick"], "end"),
+    "quick.png": OverTime(["quick"], "end", QUICK),
+    "quick-dark.png": OverTime(["quick"], "end", QUICK),
     "warm-start-cifar10.png": OverTime(["fire-2a-cifar10"], "last"),
     "warm-start-cifar100.png": OverTime(["fire-2a-cifar100"], "last"),
     "continual-cifar10.png": OverTime(["fire-2b-cifar10"], "end"),

@@ -225,7 +225,7 @@ def test_new_layers_have_the_norm_that_is_expected_of_them(tmp_path: Path) -> No
 def test_grown_weights_and_lost_rank_are_found_and_the_calls_are_advised(tmp_path: Path) -> None:
     model = network()
     with torch.no_grad():
-        model[2].weight.mul_(6)
+        model.get_parameter("2.weight").mul_(6)
     found = inspect(saved(tmp_path, model.state_dict()))
     assert [report.name for report in found.matrices if grown(report)] == ["2.weight"]
     assert any("grown" in sentence and "2.weight" in sentence for sentence in found.summary)
@@ -237,7 +237,7 @@ def test_grown_weights_and_lost_rank_are_found_and_the_calls_are_advised(tmp_pat
     ]
     normed = nn.Sequential(nn.Linear(64, 100), nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, 10))
     with torch.no_grad():
-        normed[0].weight.mul_(6)
+        normed.get_parameter("0.weight").mul_(6)
     assert inspect(saved(tmp_path, normed.state_dict(), "normed.safetensors")).advice[1].do == (
         'rp.fire_(model, method="exact", optimizer=optimizer)'
     )
@@ -246,12 +246,12 @@ def test_grown_weights_and_lost_rank_are_found_and_the_calls_are_advised(tmp_pat
 def test_what_is_damaged_is_mended_first_and_unmeasured_architectures_get_no_call(tmp_path: Path) -> None:
     model = network()
     with torch.no_grad():
-        model[2].weight[0, 0] = math.nan
+        model.get_parameter("2.weight")[0, 0] = math.nan
     (advice,) = inspect(saved(tmp_path, model.state_dict())).advice
     assert "earlier checkpoint" in advice.do
     attention = nn.Sequential(nn.MultiheadAttention(16, 2), nn.Linear(16, 10))
     with torch.no_grad():
-        attention[1].weight.mul_(20)
+        attention.get_parameter("1.weight").mul_(20)
     found = inspect(saved(tmp_path, attention.state_dict(), "attention.safetensors"))
     assert not any("fire_" in one.do for one in found.advice)
     assert any("attention" in one.why for one in found.advice)
@@ -264,7 +264,7 @@ def test_the_calls_that_are_advised_for_a_file_help_its_network_to_learn(tmp_pat
         model = network()
         with torch.no_grad():
             for number in (0, 2, 4):
-                model[number].weight.mul_(6)
+                model.get_parameter(f"{number}.weight").mul_(6)
         optimizer = torch.optim.Adam(model.parameters())
         if arm == "advised":
             for advice in inspect(saved(tmp_path, model.state_dict())).advice[1:]:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 
 from replastic.methods.grids import BEST, DEFAULTS, GRIDS
 from replastic.models import build_model
+from replastic.report import gather
+from replastic.report.summary import summarise
 from replastic.runs.config import Experiment, parse, read
 from replastic.runs.spec import RunSpec, first_tasks, runs_of
 from replastic.train import train
@@ -155,6 +158,7 @@ def test_every_file_is_read_strictly_and_says_what_it_is_of(file: str) -> None:
     assert all(len(line) <= 125 for line in (ROOT / "experiments" / file).read_text().splitlines())
     grids = {given.grid_of for given in experiment.arms.values()} - {""}
     searched = bool(grids) and file.startswith(("swr/", "settings/"))
+    searched &= experiment.workload.protocol[0] != "random_labels"  # nothing could be learnt from images held out
     searched |= file.startswith("biases/")  # to learn from the same images as a file that is searched
     assert (experiment.workload.validation > 0) == searched, (
         "grids are searched by images that are held out, steps are only listed"
@@ -407,6 +411,22 @@ def test_quick_compares_at_least_six_methods_on_three_seeds() -> None:
     tasks, epochs, samples = (experiment.workload.protocol[1][key] for key in ("tasks", "epochs", "samples"))
     steps = tasks * epochs * math.ceil(samples / experiment.training.batch)
     assert steps * len(experiment.arms) * len(experiment.seeds) < 200_000, "a minute and a half on two cores"
+
+
+def test_methods_of_quick_have_the_best_of_their_search_and_of_three_points_each() -> None:
+    (study,), _ = gather([ROOT / "experiments/results/quick-search.jsonl.gz"])
+    searched, used = experiment_of("settings/quick-search.toml"), experiment_of("quick.toml")
+    assert set(searched.seeds).isdisjoint(used.seeds)
+    assert searched.training == used.training
+    assert all(getattr(searched.workload, key) == getattr(used.workload, key) for key in ("data", "model", "protocol"))
+    ranked = [one.arm for one in summarise(study)]
+    grids = Counter(arm.grid_of for arm in searched.arms.values())
+    assert set(grids.values()) == {3}
+    for name in grids:
+        best = next(arm for arm in ranked if searched.arms[arm].grid_of == name)
+        assert used.arms[name].methods == searched.arms[best].methods, name
+    without = {name for name, arm in used.arms.items() if name not in grids}
+    assert without == {"base", "full reset", "FIRE, exact", "FIRE, then norms"}  # nothing to set, or nothing is searched
 
 
 def script(path: str) -> Any:

@@ -23,7 +23,7 @@ X, Y = torch.randn(16, 10), torch.randint(5, (16,))
 def trained(method: rp.Method, steps: int = 6, *, silent: int = 0) -> rp.Method:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 5))
-    nn.init.constant_(model[0].bias[:silent], -1000.0)
+    nn.init.constant_(model.get_parameter("0.bias")[:silent], -1000.0)
     learner = rp.Learner(model, torch.optim.SGD(model.parameters(), 1e-3), methods=method, loss=F.cross_entropy)
     for _ in range(steps):
         learner.step(X, Y)

@@ -49,7 +49,7 @@ class Fired:
     @property
     def momenta(self) -> tuple[str, ...]:
         files = [file.name for file in self.checkpoint.along if file.name.startswith("optimizer")]
-        return (*files, *(entry for entry in self.checkpoint.beside if "optim" in entry))
+        return (*files, *(entry.partition(" (")[0] for entry in self.checkpoint.beside if "optim" in entry))
 
     def __str__(self) -> str:
         done = f"{self.checkpoint.path} -> {self.out}" if self.out is not None else f"{self.checkpoint.path}: a dry run"

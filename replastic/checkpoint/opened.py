@@ -158,6 +158,10 @@ def _read_file(path: Path) -> Contents:
     for beginning, kind in _OTHERS.items():
         if start.startswith(beginning):
             raise CheckpointError(f"{path} is {kind}")
+    if path.suffix == ".onnx":  # its first bytes say only that it may be one
+        raise CheckpointError(
+            f"{path} is an ONNX graph, which is not supported: pass the checkpoint that it was exported from"
+        )
     raise CheckpointError(
         f"{path} begins with {start[:8]!r}, so it is neither safetensors nor from torch.save: pass a .safetensors, .pt, "
         ".pth, .bin or .ckpt file, the .zip of a Stable-Baselines3 agent, or a folder of these"

@@ -91,7 +91,7 @@ def read_archive(path: Path) -> Contents:
         contents = _read_saved(path, file, inner, what)
         contents.format = "Stable-Baselines3"
         contents.checksums = [*_with_checksums(inner), *_with_checksums(outer)]
-        contents.beside += [f"{name} (copied as it is)" for name in outer if name != _POLICY]
+        contents.beside += [f"{name} (copied unchanged)" for name in outer if name != _POLICY]
         return contents
 
 
@@ -273,7 +273,7 @@ def _walk(content: Any, what: str, beside: list[str]) -> Iterator[tuple[tuple[st
                     beside.append(f"{'.'.join((*place, name))} (made by {item.function}: not a plain tensor)")
             elif isinstance(item, dict | list | tuple) and item:
                 if isinstance(key, str) and _BESIDE.search(name):
-                    beside.append(f"{'.'.join((*place, name))} (copied as it is)")
+                    beside.append(f"{'.'.join((*place, name))} (copied unchanged)")
                 else:
                     inner.append(((*place, name), item))
         waiting += reversed(inner)

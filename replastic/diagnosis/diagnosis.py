@@ -117,7 +117,29 @@ def diagnose(
     check_unsharded(model, for_good=True)  # FIRE runs on a copy, and FSDP models cannot be copied
     with torch.inference_mode(False):
         probe = Probe(model, batch, loss=loss, mode=mode, where=where, example=example)
+        _check_runs(probe)
         return _diagnose(probe, build, as_list(optimizer))
+
+
+def _check_runs(probe: Probe) -> None:
+    """Raise if the model cannot be run on the batch."""
+    try:
+        with probe.running(), torch.no_grad():
+            probe.forward()
+    except (IndexError, RuntimeError, TypeError, ValueError) as problem:
+        if isinstance(problem, torch.OutOfMemoryError):
+            raise
+        shapes = [tuple(one.shape) for one in _tensors(probe.inputs)]
+        shown = ", ".join(map(str, shapes)) or type(probe.inputs).__name__
+        raise ValueError(
+            f"the model could not be run on the batch, whose inputs have shape {shown}: {problem}. Pass "
+            "rp.diagnose(model, inputs) or (inputs, targets), with inputs as in training"
+        ) from problem
+
+
+def _tensors(inputs: Any) -> list[Tensor]:
+    parts = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else [inputs]
+    return [one for one in parts if isinstance(one, Tensor)]
 
 
 def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None, optimizers: Sequence[Optimizer]) -> Diagnosis:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor, nn
@@ -99,6 +100,13 @@ def check_loss_and_clip(loss: object, clip: float | None) -> None:
         raise TypeError(f"learner.backward(loss) got a {type(loss).__name__}: pass the loss as a tensor, or several of them")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip={clip!r}: pass the largest norm of a gradient, above 0, or None")
+
+
+def check_tensors(inputs: object, targets: object) -> None:
+    """Raise for arrays of NumPy, which a model does not take."""
+    for name, value in (("inputs", inputs), ("targets", targets)):
+        if isinstance(value, np.ndarray):
+            raise TypeError(f"learner.step(): {name} is a numpy.ndarray: pass a tensor, torch.from_numpy({name})")
 
 
 def check_objective(objective: Tensor) -> None:

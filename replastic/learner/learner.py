@@ -26,6 +26,7 @@ from .checks import (
     check_placed,
     check_processes,
     check_task,
+    check_tensors,
     check_unchanged,
     flat_list,
     optimizers_of,
@@ -122,6 +123,7 @@ class Learner:
     def step(self, inputs: Any, targets: Any, *, clip: float | None = None) -> Tensor:
         """Train on one batch: forward pass, `backward` and `apply`. Returns the task's loss, without penalties."""
         check_own_steps(self.optimizer)
+        check_tensors(inputs, targets)
         batch = Batch(inputs, targets)
         if self.taps is not None:  # the forward pass must show units that were unfrozen
             self.notice_frozen()

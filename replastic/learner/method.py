@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from ..options import nearest
 from .task import Task
 
 if TYPE_CHECKING:
@@ -41,6 +43,14 @@ class Method:
     needs_first: ClassVar[bool] = True
     books: ClassVar[tuple[str, ...]] = ()
     one_process: ClassVar[bool] = False
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        known = signature(cls.__init__).parameters
+        wrong = [name for name in settings if name not in known]
+        if wrong and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+            told = nearest(wrong[0], [name for name in known if name != "self"])
+            raise TypeError(f"{cls.__name__}({wrong[0]}={settings[wrong[0]]!r}): {told}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -29,7 +29,7 @@ _OF_METHODS = {  # colour and dash, by their places
     "swr": (3, 0), "restore_norms": (3, 1), "hare_and_tortoise": (3, 2), "muon": (3, 3),
     "dash": (4, 0), "parseval": (4, 1), "normalize_and_project": (4, 2),
     "l2_init": (5, 0), "l2": (5, 1), "wasserstein": (5, 2), "weight_clipping": (5, 3),
-    "l2_er": (6, 0), "er": (6, 1), "spectral": (6, 2),
+    "l2_er": (6, 0), "er": (4, 3), "spectral": (6, 2),
     "cbp": (7, 0), "redo": (7, 1), "snr": (7, 2),
 }  # fmt: skip
 

@@ -97,7 +97,7 @@ def draw_chart(figure: Figure, chart: Chart, arms: Sequence[Arm]) -> None:
 
     place(axes[0], EDGE + 0.7, TITLE, width, height)
     left = EDGE + 0.24 + width_of_ticks(figure, axes[0])
-    named = not chart.frames and len(panels[0].lines) <= MOST_NAMED and bool(panels[0].lines[0].label)
+    named = not chart.frames and len(panels[0].lines) <= MOST_NAMED and any(map(_joined, panels[0].lines))
     room = width_of_names(figure, [line.label for line in panels[0].lines]) if named else 0.0
     width = (WIDTH - EDGE - 0.1 - left - room - _GAP * (columns - 1)) / columns
     legend = None if named else draw_key(figure, key, left)
@@ -211,6 +211,12 @@ def _draw_line(axes: Axes, line: _Drawn) -> None:
     dots = there if len(line.x) <= _MOST_POINTS else alone
     if dots.any():
         axes.plot(line.x[dots], line.y[dots], color=line.colour, linestyle="", marker="o", markersize=3.6, zorder=3)
+
+
+def _joined(line: _Drawn) -> bool:
+    """Whether any of its points are joined: a scatter has none, and its names would stand at arbitrary points."""
+    there = np.isfinite(line.x + line.y)
+    return bool((there[1:] & there[:-1]).any()) or len(line.x) == 1
 
 
 def _thinned(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

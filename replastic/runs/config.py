@@ -47,6 +47,7 @@ from ..workloads.base import Workload, workload_of_kind
 from .threads import Computing
 
 Table = Mapping[str, Any]
+_FIRST_LINES = {"arms": "[arms.base], for training without any method", "training": "[training], and renew_optimizer = true"}
 _LONGEST = 255  # bytes of a name; a folder is named after an arm
 
 
@@ -110,7 +111,8 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:  # also numbers of thousands of digits, and lists in each other
-        raise OptionError(f"{path}: {problem}") from problem
+        hint = '; text stands in quotes, as in name = "digits"' if "Invalid value" in str(problem) else ""
+        raise OptionError(f"{path}: {problem}{hint}") from problem
     for change in changes:
         _change(table, change)
     try:
@@ -127,7 +129,10 @@ def parse(table: Table, *, folder: str | Path = ".") -> Experiment:
     workload = workload_of_kind(kind)
     known = ["name", "about", "kind", "seeds", "metric", "share_first_task", *workload.tables, "training", "measures",
              "checkpoints", "run", "arms"]  # fmt: skip
-    check_keys(table, known, "the file", ["name", "seeds", *workload.tables, "training", "arms"])
+    check_keys(table, known, "the file", ["name", "seeds"])
+    for key in (*workload.tables, "training", "arms"):
+        if key not in table:
+            raise OptionError(f"the file has no [{key}]: write {_FIRST_LINES.get(key, f'[{key}]')}")
     plain = {"name": str, "about": str, "seeds": list[int], "metric": str, "share_first_task": bool}
     for key, expected in plain.items():
         if key in table:

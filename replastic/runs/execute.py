@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def run(
             first, turns = firsts.get(one.folder), side_by_side > 1
             return Running(one, out, device=place, root=root, first=first, retry=retry, turns=turns)
         except (OSError, RuntimeError, ValueError) as problem:  # of this run: the others continue
-            return refuse(one, problem)
+            return refuse(one, _in_words(problem))
 
     def waits(one: RunSpec) -> bool:
         try:
@@ -82,6 +83,15 @@ def run(
             _take_turns((one for one in map(opened, wave) if one is not None), side_by_side, known)
     order = [str(one.folder) for one in (*before.values(), *wanted)]
     return {folder: known[folder] for folder in order if folder in known}
+
+
+def _in_words(problem: Exception) -> Exception:
+    """The problem; torch's allocators speak of themselves, so of them what was too large."""
+    if isinstance(problem, torch.OutOfMemoryError) or "allocate memory" in str(problem):
+        asked = re.search(r"allocate (\d+) bytes", str(problem))
+        size = f" ({int(asked[1]) / 1e9:,.0f} GB for one tensor)" if asked else ""
+        return OptionError(f"the network does not fit into memory{size}: make [model] smaller")
+    return problem
 
 
 def _train_as_one(runs: Sequence[Running]) -> None:
