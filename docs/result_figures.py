@@ -12,12 +12,11 @@ from result_lines import ITERATIONS, chosen_arms, packed
 from result_lines_over_tasks import shares_and_ends
 
 from replastic.report import Study, gather
-from replastic.report.accuracy import entitled
 from replastic.report.charts import chart
 from replastic.report.contents import chapter
 from replastic.report.curves import Moment
 from replastic.report.figures import draw
-from replastic.report.finding import finding
+from replastic.report.finding import entitled, finding
 from replastic.report.items import Chart, Line
 from replastic.report.kinds import in_words
 from replastic.report.spectra import spectra

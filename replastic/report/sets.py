@@ -69,24 +69,30 @@ def _cells(one: Summary | None) -> Sequence[Cell | None]:
 def drawn(study: Study) -> str:
     """The windows that were drawn from each corpus in each task, and the asked weights if the protocol names them."""
     lines = []
-    for task, counts in sorted(_counted(study).items()):
+    for task, by_seed in sorted(_counted(study).items()):
         asked = _asked(study.runs[0].config.get("protocol"), task)
+        counts = sum(by_seed.values(), Counter())
         total = sum(counts.values())
         shares = [
             f"{name} {100 * count / total:.2f} %" + (f" (asked: {100 * asked[name]:.2f} %)" if name in asked else "")
             for name, count in counts.most_common()
         ]
-        lines.append(f"task {task + 1}: {', '.join(shares)}, of {total:,} windows in all runs")
+        seeds = f"{len(by_seed)} seed{'s' * (len(by_seed) > 1)}"
+        lines.append(f"task {task + 1}: {', '.join(shares)}, of {total:,} windows over {seeds}")
     return "\n".join(lines)
 
 
-def _counted(study: Study) -> dict[int, Counter[str]]:
-    """By task, over all runs."""
-    found: dict[int, Counter[str]] = {}
+def _counted(study: Study) -> dict[int, dict[int, Counter[str]]]:
+    """By task and seed, in the run that got furthest: arms of one seed see the same windows."""
+    found: dict[int, dict[int, Counter[str]]] = {}
     for run in study.runs:
+        of_run: dict[int, Counter[str]] = {}
         for row in run.rows:
             if isinstance(windows := row.get("drawn"), Mapping):
-                found.setdefault(row["task"], Counter()).update(windows)
+                of_run.setdefault(row["task"], Counter()).update(windows)
+        for task, counts in of_run.items():
+            known = found.setdefault(task, {}).get(run.seed, Counter())
+            found[task][run.seed] = max(known, counts, key=Counter.total)
     return found
 
 
