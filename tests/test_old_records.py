@@ -14,6 +14,7 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
 from html.parser import HTMLParser
@@ -25,8 +26,10 @@ import pytest
 
 from replastic.cli import main
 from replastic.record import find_runs, read
+from replastic.runs.config import parse
 from replastic.runs.config import read as read_experiment
 from replastic.runs.execute import run
+from replastic.runs.spec import RunSpec
 
 FOLDER = Path(__file__).parent / "old_records"
 OPTIONS = {
@@ -67,6 +70,15 @@ def test_old_rows_are_read_line_by_line(name: str) -> None:
         lines = (place / "rows.jsonl").read_bytes().splitlines()
         rows = read(place).rows
         assert [{**json.loads(line), **row} for line, row in zip(lines, rows, strict=True)] == rows
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_methods_are_recorded_as_before_so_that_old_runs_can_be_continued(name: str) -> None:
+    for place in find_runs(FOLDER / f"{name}.jsonl.gz"):
+        old = read(place)
+        arms = {old.arm: {"methods": old.config["methods"]}}
+        experiment = parse({**tomllib.loads((FOLDER / "ended.toml").read_text()), "arms": arms})
+        assert RunSpec(experiment, old.arm, old.seed).config()["methods"] == old.config["methods"]
 
 
 def test_a_run_continues_from_a_checkpoint_of_the_old_format(tmp_path: Path) -> None:

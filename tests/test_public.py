@@ -9,7 +9,7 @@ import pytest
 
 import replastic as rp
 from replastic import public
-from replastic.methods import METHODS
+from replastic.methods import METHODS, exports
 
 
 def names() -> dict[str, object]:
@@ -71,6 +71,13 @@ def test_every_method_can_be_imported_by_its_own_name(name: str) -> None:
     made = METHODS[name]
     assert getattr(rp, made.__name__) is made
     assert getattr(rp.methods, made.__name__) is made
+
+
+def test_every_export_of_methods_is_there_by_its_own_name_and_not_its_file() -> None:
+    assert METHODS["muon"] is rp.UseMuon  # imports the file
+    for name, value in vars(exports).items():
+        if not name.startswith("_"):
+            assert getattr(rp.methods, name) is value, name
 
 
 def test_a_method_of_a_users_own_can_be_added_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

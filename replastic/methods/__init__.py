@@ -7,6 +7,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .muon import muon as muon  # now, because its file, once imported, would be what has this name
+
 if TYPE_CHECKING:
     from .exports import *  # noqa: F403
 

@@ -23,6 +23,9 @@ from ..train import Training
 from .config import Arm, Experiment, Table
 from .starts import Start, check_starts
 
+# Options of methods that older records lack. They are recorded only if they are set, so that older runs can be continued.
+_LATER = {"fire": ("biases",), "fire_on_alarm": ("biases",), "shrink_and_perturb": ("biases",)}
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -96,7 +99,9 @@ class RunSpec:
     def _method_config(self, name: str, settings: Table) -> dict[str, Any]:
         code = self.experiment.arms[self.arm].code.get(name)
         digest = {"sha256": code.sha256} if code is not None else {}
-        return {"name": name, **with_defaults(method_by_name(name, code), settings), **digest}
+        whole = with_defaults(method_by_name(name, code), settings)
+        later = {option for option in _LATER.get(name, ()) if not whole[option]}
+        return {"name": name, **{option: value for option, value in whole.items() if option not in later}, **digest}
 
     def build(self, *, device: torch.device, root: str | Path | None = None) -> tuple[Learner, Sequence[Task]]:
         """A new learner, and its tasks. Arms of one seed start with the same weights and see the same data in one order.

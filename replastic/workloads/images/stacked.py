@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class StackedExamples:
-    """The fields of `Examples`, with an axis of members in front of all but the images."""
+    """The fields of `Examples`, each with an axis of members first, except the images."""
 
     images: Tensor
     index: Tensor
@@ -27,7 +27,7 @@ class StackedExamples:
     varying: ClassVar[dict[str, int]] = {"index": 1, "labels": 1, "images": 0}
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Each member's batch, (members, batch, ...)."""
+        """The batches of all members, (members, batch, ...)."""
         rows = self.index.gather(1, chosen)
         images = self.images.index_select(0, rows.flatten())
         if self.pixels is not None:  # (members, height · width): a pixel's channels move together
@@ -39,7 +39,7 @@ class StackedExamples:
 
 
 def stacked_examples(several: Sequence[Examples]) -> StackedExamples:
-    """The members' samples as one."""
+    """The samples of several members."""
     images = {examples.images.data_ptr(): examples.images for examples in several}
     starts = dict(zip(images, itertools.accumulate(map(len, images.values()), initial=0), strict=False))
     _, height, width, _ = several[0].images.shape

@@ -1,6 +1,6 @@
 """Data of any kind as tensors: float features, token numbers, several inputs; class numbers or any other targets.
 
-The samples lie on the device once, as they are: nothing is normalised. What a task learns is an index into them.
+The samples are on the device once, without normalisation. A task has an index into them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 
 
 def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
-    """The tensors of the inputs, by what an error calls them."""
+    """The tensors of the inputs, by their names in errors."""
     if isinstance(inputs, dict):
         return {f"inputs[{name!r}]": tensor for name, tensor in inputs.items()}
     return {f"inputs[{n}]": one for n, one in enumerate(inputs)} if isinstance(inputs, tuple) else {"inputs": inputs}
@@ -29,7 +29,7 @@ def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class TensorSplit:
-    """Inputs, whose first axis is of the samples, and one label, or row of targets, for each sample."""
+    """Inputs with samples on the first axis, and one label, or row of targets, for each sample."""
 
     inputs: Inputs
     labels: Tensor
@@ -66,7 +66,7 @@ class TensorSplit:
 class TensorData(DataSet):
     """A data set of tensors.
 
-    classes: how many; None: the targets are not class numbers, and there is no accuracy.
+    classes: their number; None: the targets are not class numbers, and there is no accuracy.
     loss: of outputs and targets; see LOSSES.
     offers: further arguments for a model's class or function, by name.
     """
@@ -102,7 +102,7 @@ class TensorData(DataSet):
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model has to say of each sample."""
+        """The number of outputs that a model needs for each sample."""
         return math.prod(self.train.labels.shape[1:]) if self.classes is None else self.classes
 
     @property
@@ -126,12 +126,12 @@ class TensorData(DataSet):
 
 @dataclass(frozen=True, eq=False)
 class TensorExamples:
-    """Samples as a task sees them: which of the split's samples, under which labels, with their features in which order."""
+    """The samples of a task: their numbers in the split, their labels, and the order of their features."""
 
     inputs: Inputs  # of the whole split, shared by all tasks
     index: Tensor  # (samples,)
     labels: Tensor  # (samples, ...)
-    pixels: Tensor | None = None  # (features,): which feature stands at each place
+    pixels: Tensor | None = None  # (features,): the feature at each position
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -165,7 +165,7 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _check_same_shape(outputs: Tensor, targets: Tensor) -> None:
     if outputs.shape != targets.shape:
-        raise ValueError(f"the model's outputs are of shape {tuple(outputs.shape)}, and targets of {tuple(targets.shape)}")
+        raise ValueError(f"the model's outputs have shape {tuple(outputs.shape)}, but targets {tuple(targets.shape)}")
 
 
 LOSSES: dict[str, Loss] = {
