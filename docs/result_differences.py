@@ -7,6 +7,7 @@ from statistics import mean
 
 from result_lines import Table, arms_in, chosen_arms, ends, ends_of_tasks, last_epoch, mean_end
 
+from replastic.record import Run
 from replastic.report.estimates import Difference, holm, paired
 
 
@@ -36,6 +37,20 @@ def against_vanilla(records: str, digits: int) -> list[str]:
         f"- {tasks}, minus vanilla: {_told({arm: (figures[arm], figures['vanilla']) for arm in names}, digits)}."
         for tasks, figures in over.items()
     ]
+
+
+def in_chunks(arms: Mapping[str, Sequence[Run]], arm: str, others: Sequence[str], digits: int) -> list[str]:
+    """How an arm differs from others at the ends of tasks, and in what the first epoch of a task changes."""
+    figures = {"Ends of all tasks": mean_end, "First epoch of a task, minus the end of the task before": first_change}
+    found = {name: {one: {run.seed: of(run) for run in arms[one]} for one in (arm, *others)} for name, of in figures.items()}
+    return [f"- {name}: {against(by_arm, arm, others, digits)[0]}" for name, by_arm in found.items()]
+
+
+def first_change(run: Run) -> float:
+    """Test accuracy after the first epoch of a task minus that at the end of the task before, on average."""
+    ended = ends_of_tasks(run, "test_accuracy")
+    first = {row["task"] + 1: row["test_accuracy"] for row in run.rows if row["epoch"] == 1}
+    return mean(first[task + 1] - end for task, end in ended.items() if task + 1 in first)
 
 
 def alarm_against_the_clock(records: str) -> list[str]:

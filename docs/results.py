@@ -10,7 +10,7 @@ from pathlib import Path
 
 import result_advice
 import result_claims
-from result_differences import against, against_vanilla, alarm_against_the_clock, differences
+from result_differences import against, against_vanilla, alarm_against_the_clock, differences, in_chunks
 from result_figures import FIGURES, figure
 from result_lines import (
     Table,
@@ -320,6 +320,12 @@ def of_swr_figures() -> dict[str, list[str]]:
         4,
     )
     blocks["swr-figure-2-lost"] = against(ends(Table("swr-figure-2-mnist", {})), "without warm start", ("vanilla",), 4)
+    points = {grid: one.arm for grid, one in best(packed("swr-figure-2-cifar10")).items()}
+    fresh, ended = "without warm start", ends(Table("swr-figure-2-cifar10", {}))
+    regularised = [points[grid] for grid in ("L2", "L2 Init", "SWR")]
+    pairs = {points["SWR"]: regularised[:2], fresh: ["vanilla", *regularised]}
+    pairs |= {reset: ["vanilla", fresh] for reset in (points["S&P"], "head reset")}
+    blocks["swr-figure-2-cifar10-against"] = [f"- {against(ended, arm, to, 4)[0]}" for arm, to in pairs.items()]
     blocks["swr-figure-1"] = by_factor()
     balanced, epochs = arms_in("swr-figure-5"), (0, 1, 10, 50, 100)
     blocks["swr-figure-5-balance"] = at_epochs(balanced, "measures.pq_balancedness", epochs, 2)
@@ -342,6 +348,11 @@ def of_swr_chunks() -> dict[str, list[str]]:
     every, thirds = arms_in("swr-figure-4-cifar10"), ((1, 4), (5, 7), (8, 10))
     chunks = {arm: every[arm] for arm in dict.fromkeys([*held_back, *chosen_arms("swr-figure-4-cifar10")])}
     blocks["swr-figure-4-cifar10-drops"] = around_boundaries(chunks, "test_accuracy", (1, 5, 10, 100))
+    blocks["swr-figure-4-cifar10-against"] = [
+        *against_vanilla("swr-figure-4-cifar10", 4),
+        *in_chunks(chunks, "SWR, rate=0.01", ("L2, strength=0.001", "L2 Init, strength=0.001", "S&P, rate=0.6"), 4),
+        *in_chunks(chunks, "SWR, rate=0.001", ("L2, strength=0.001", "L2 Init, strength=0.001"), 4),
+    ]
     blocks["swr-figure-4-cifar10-train"] = over_tasks(chunks, "online_accuracy", thirds, chunks)
     harder = chosen_arms("swr-figure-4-cifar100")
     blocks["swr-figure-4-cifar100"] = late_in_tasks(harder, "test_accuracy", (1, 2, 3, 4, 5, 7, 10))
