@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..learner.checks import check_placed
 from ..learner.fresh import plain
+from ..linalg import many
 from ..listing import aligned
 from ..optim import as_list, check_clearable, clear_state_
 from ..units import original
@@ -73,7 +74,7 @@ class BoundaryReport:
 
     what: str
     shapes: Mapping[str, tuple[int, ...]]  # of what was written, by name
-    figures: tuple[Tensor, ...]  # for each: its norm before and after, and the distance between
+    figures: tuple[Figures, ...]  # for each: its norm before and after, and the distance between
     source: str = ""  # where first weights came from; "" if none were needed
     cleared: tuple[str, ...] = ()  # names of what the optimiser has forgotten
     cleared_by: str = ""  # the optimisers that were passed
@@ -88,7 +89,7 @@ class BoundaryReport:
     def changes(self) -> tuple[Change, ...]:
         """One entry for each tensor that was written."""
         rows = zip(self.shapes.items(), self.figures, strict=True)
-        return tuple(Change(name, shape, *figures.tolist()) for (name, shape), figures in rows)
+        return tuple(Change(name, shape, *map(float, figures)) for (name, shape), figures in rows)
 
     def __str__(self) -> str:
         rows = [["written", "shape", "norm before", "after", "moved by"]]
@@ -210,13 +211,16 @@ def rewrite_(
 
     Memory that has several names is written once. Besides the model this needs the memory of a few copies of one tensor.
     """
-    figures: dict[object, Tensor] = {}
+    written: dict[object, tuple[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        key = (memory(tensor), tensor.stride())
-        if key not in figures:
-            value = new(name, tensor).to(tensor)
-            figures[key] = change_of(tensor, value)
-            tensor.copy_(value)
+        written.setdefault((memory(tensor), tensor.stride()), (name, tensor))
+    before, distances = norms_of([tensor for _, tensor in written.values()]), list[Tensor]()
+    for name, tensor in written.values():
+        value = new(name, tensor).to(tensor)
+        distances.append(_distance(tensor.detach(), value.detach()))
+        tensor.copy_(value)
+    after = norms_of([tensor for _, tensor in written.values()])
+    figures = dict(zip(written, zip(before, after, distances, strict=True), strict=True))
     entries.clear_()
     return BoundaryReport(
         what,
@@ -229,10 +233,30 @@ def rewrite_(
     )
 
 
-def change_of(old: Tensor, new: Tensor) -> Tensor:
-    """(3,): the norms of both, and of their difference."""
-    before, after = (_wide(one.detach()) for one in (old, new))
-    return torch.stack([torch.linalg.vector_norm(one) for one in (before, after, after - before)])
+Figures = tuple[Tensor, Tensor, Tensor]  # of one tensor: its norm before and after, and the distance between
+
+
+def change_of(old: Tensor, new: Tensor) -> Figures:
+    """The norms of both, and of their difference."""
+    before, after = norms_of([old, new])
+    return before, after, _distance(old.detach(), new.detach())
+
+
+def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The norm of each tensor, in few kernels where many are alike."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        alike.setdefault((tensor.device, tensor.dtype), []).append(number)
+    norms: dict[int, Tensor] = {}
+    for (_, dtype), numbers in alike.items():
+        group = [tensors[number].detach() for number in numbers]
+        one_by_one = map(torch.linalg.vector_norm, map(_wide, group))
+        norms |= zip(numbers, many.norms(group) if dtype.is_floating_point else one_by_one, strict=True)
+    return [norms[number] for number in range(len(tensors))]
+
+
+def _distance(old: Tensor, new: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(_wide(new) - _wide(old))
 
 
 def _wide(tensor: Tensor) -> Tensor:
