@@ -70,6 +70,15 @@ def test_rows_say_what_was_learnt_from_and_have_no_accuracy(tmp_path: Path) -> N
     assert [row["name"] for row in found if row["at"] == 0] == ["a", "a + b"]
 
 
+def test_measures_are_taken_of_windows_that_are_learnt_and_of_test_sets(tmp_path: Path) -> None:
+    asked = {"names": ["dormant_fraction", "weight_growth"], "at": ["start", "end"], "on": ["train", "b"], "samples": 16}
+    run(experiment(corpora(tmp_path), {"measures": asked}), tmp_path / "done", device="cpu")
+    taken = [row["measures"] for row in rows(tmp_path / "done") if "measures" in row]
+    assert len(taken) == 4
+    assert all({"dormant_fraction", "b/dormant_fraction"} <= found.keys() for found in taken)
+    refused(tmp_path, {"measures": {**asked, "on": ["c"]}}, r"on = \['c'\]: there are train, a, b")
+
+
 def test_a_model_learns(tmp_path: Path) -> None:
     corpora(tmp_path)
     for name in ("a", "a_valid"):
@@ -207,7 +216,7 @@ def test_a_missing_file_is_named_with_the_places_where_it_was_looked_for(tmp_pat
         ({"data.train.a": []}, r"\[data\.train\] a = \[\]"),
         ({"protocol.stages": [{"sources": "c", "steps": 1}]}, r"\[protocol\] c: sources = 'c': there are a, b"),
         ({"protocol.stages": [{"sources": {"a": 0.5, "b": 0.4}, "steps": 1}]}, r"\[protocol\].*0\.5 \+ 0\.4 = 0\.9"),
-        ({"protocol.name": "warm_start"}, "there is stages"),
+        ({"protocol.name": "warm_start"}, "there are stages, domains"),
         ({"model.name": "resnet"}, "'resnet' is for images; for tokens there are gpt"),
         ({"model.width": 15}, r"\[model\] width=15"),
         ({"model.context": 7}, r"\[model\] context = 7, and the data has context 8"),

@@ -18,6 +18,7 @@ from ...options import nearest
 from ..base import in_evaluation
 from .tokens import TokenData
 
+_LOGITS_AT_ONCE = 2**29  # in a test: 2 GiB in float32, and as much again for their loss
 Draw = Literal["random", "passes"]
 Sources = str | Mapping[str, float]
 
@@ -53,7 +54,7 @@ class TextData:
     draw: "random": windows start anywhere, with replacement; "passes": they do not overlap, and each comes once in a pass
         over its corpus, which begins at a random offset.
     test_windows: the first windows of each test set; None: all.
-    at_once: windows that are tested together.
+    at_once: windows that are tested together, or fewer if their logits are many.
     """
 
     tokens: TokenData
@@ -109,14 +110,15 @@ class TextData:
             )
         drawing = Drawing(corpora, tuple(weights.values()), self.draw, self.context, max(held // batch, 1) * batch)
         samples = Windows(self.tokens, self.context, 0, len(self.tokens.tokens) - self.context, 1)
-        tests = self.tests()
+        tests, most = self.tests(), _LOGITS_AT_ONCE // (self.context * self.tokens.vocabulary)
+        evaluate = partial(losses, tests, max(min(self.at_once, most), 1))
 
         def batches(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
             order = drawing.order(generator).to(samples.device)
             return (samples.batch(chosen) for chosen in order.split(batch))
 
         return TextTask(
-            name, batches, next_token_loss, partial(losses, tests, self.at_once), steps=steps, batch_size=batch,
+            name, batches, next_token_loss, evaluate, steps=steps, batch_size=batch,
             samples=samples, tests=tests, drawing=drawing,
         )  # fmt: skip
 
