@@ -83,7 +83,7 @@ def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = (
         return text + "."
     interval = f"{gap.mean:+.3f}, 95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
     tests = sum(not math.isnan(one.p) for one in compared)
-    told = f": {gap.n} seeds are too few for {tests} comparisons" if gap.p < _LEVEL else ": not distinguishable"
+    told = f": too few for {tests} comparisons" if gap.p < _LEVEL else ": not distinguishable"
     told = told if differs.p >= _LEVEL else ""
     p = "p < 0.001" if differs.p < 0.001 else f"p = {differs.p:.3f}"
     p += f" (adjusted for {tests} arms)" if tests > 1 else ""
