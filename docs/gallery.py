@@ -17,9 +17,20 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from replastic.report.colours import styles
+from replastic.report.items import Arm
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/assets/gallery"
-_BLUE, _RED, _GREEN, _GREY = "#0072b2", "#d55e00", "#00805f", "#555555"
+# The colours of reports: grey without a method, and each method in its own.
+_LOOKS = styles(
+    [
+        Arm("plain", ""),
+        *(Arm(name, "", method=name) for name in ("fire", "full_reset", "shrink_and_perturb", "restore_norms")),
+    ]
+)
+_GREY, _FIRE, _RESET, _PERTURB, _ADVISED = (look.light for look in _LOOKS.values())
+_OTHERS, _BEFORE, _ALARM = "#8a8fa3", "#c9ccd6", "#7fb8d8"  # of no method; of FIRE, too, but lighter
 _ACCURACY = re.compile(r"(\d\.\d\d) ±(\d\.\d\d)")
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "replastic",
@@ -40,7 +51,7 @@ def digits() -> Figure:
     lines = printed("digits")
     (head,) = [line for line in lines if line.startswith("accuracy in task")]
     tasks = [int(word) for word in head.split() if word.isdigit()]
-    colours = {"train on": _RED, "FIRE, published": _BLUE, "FIRE, exact": _GREEN, "new network": _GREY}
+    colours = {"train on": _GREY, "FIRE, published": _FIRE, "FIRE, exact": _FIRE, "new network": _RESET}
     figure, (axes,) = _figure()
     for arm, colour in colours.items():
         values = _ACCURACY.findall(next(line for line in lines if line.startswith(arm)))
@@ -55,14 +66,15 @@ def first_steps() -> Figure:
     """Accuracy over tasks of each arm of experiments/advice/permuted-labels.py, means and standard deviations over seeds."""
     record = ROOT / "experiments/results/advice-permuted-labels.jsonl"
     lines = [json.loads(line) for line in record.read_text().splitlines()[1:]]
-    colours = {"advised": _BLUE, "when found": _BLUE, "S&P": _GREEN, "full reset": _GREY, "FIRE": _RED, "nothing": _GREY}
+    colours = {"advised": _ADVISED, "when found": _ADVISED, "S&P": _PERTURB, "full reset": _RESET, "FIRE": _FIRE}
+    colours |= {"nothing": _GREY}
     figure, (axes,) = _figure()
     for arm, colour in colours.items():
         over_tasks = [*zip(*(line["accuracies"] for line in lines if line["arm"] == arm), strict=True)]
         means, spreads = [mean(task) for task in over_tasks], [stdev(task) for task in over_tasks]
-        dashes = {"when found": "--", "nothing": ":"}.get(arm, "-")
+        dashes = "--" if arm == "when found" else "-"
         axes.errorbar(range(1, len(means) + 1), means, spreads, color=colour, capsize=2, linestyle=dashes, elinewidth=0.6)
-        lift = {"when found": 0.04, "full reset": -0.05}.get(arm, 0)  # so that names do not overlap
+        lift = {"when found": 0.06, "S&P": 0.03, "full reset": -0.04}.get(arm, 0)  # so that names do not overlap
         axes.text(len(means) + 0.2, means[-1] + lift, arm, color=colour, va="center")
     axes.set(xlabel="task", ylabel="accuracy at the end of the task", ylim=(0, 1.05), xlim=(0.5, 12))
     axes.set_title("Doing what diagnose says keeps the network learning", fontsize=9, loc="left")
@@ -79,7 +91,12 @@ def methods() -> Figure:
     names = sorted(rows, key=lambda name: float(rows[name][0]))
     figure, (axes,) = _figure(height=5.2)
     means, spreads = ([float(rows[name][part]) for name in names] for part in (0, 1))
-    axes.barh(names, means, xerr=spreads, color=[_RED if name == "plain training" else _BLUE for name in names])
+    axes.barh(
+        names,
+        means,
+        xerr=spreads,
+        color=[_GREY if name == "plain training" else _FIRE if "fire" in name else _OTHERS for name in names],
+    )
     axes.set(xlabel="train accuracy in task 12", xlim=(0, 1.05))
     axes.margins(y=0.01)
     return figure
@@ -92,7 +109,7 @@ def diagnose() -> Figure:
     figure, parts = _figure(columns=3, height=2.2)
     for axes, (name, title) in zip(parts, shown.items(), strict=True):
         values = [float(cell) for cell in next(line[1:] for line in words if line[:1] == [name])]
-        axes.bar(["new", "trained\non", "after\nFIRE"], values, color=[_GREY, _RED, _BLUE])
+        axes.bar(["new", "trained\non", "after\nFIRE"], values, color=[_RESET, _GREY, _FIRE])
         axes.set_title(title, fontsize=9)
     return figure
 
@@ -102,7 +119,7 @@ def watch() -> Figure:
     rows = {line[:21].strip(): _ACCURACY.findall(line) for line in printed("watch") if len(_ACCURACY.findall(line)) == 3}
     figure, (axes,) = _figure(height=3)
     for number, (arm, colour) in enumerate(
-        {"plain training": _RED, "FIRE on alarm": _BLUE, "FIRE at boundaries": _GREEN}.items()
+        {"plain training": _GREY, "FIRE on alarm": _ALARM, "FIRE at boundaries": _FIRE}.items()
     ):
         places = [place + 0.26 * (number - 1) for place in range(len(rows))]
         means, spreads = ([float(values[number][part]) for values in rows.values()] for part in (0, 1))
@@ -122,7 +139,7 @@ def iterations() -> Figure:
     ):
         for number, line in enumerate(line for line in lines if name in line):
             values = [float(value) for value in re.findall(r"\d\.\d{3}", line)]
-            axes.plot(range(1, 11), values, color=(_BLUE, _RED, _GREEN)[number], label=f"layer {number + 1}")
+            axes.plot(range(1, 11), values, color=_FIRE, linestyle=("-", "--", ":")[number], label=f"layer {number + 1}")
         axes.set(xlabel="steps", title=title, ylim=(0, 1))
         axes.title.set_fontsize(9)
     parts[0].legend(frameon=False)
@@ -133,7 +150,7 @@ def own() -> Figure:
     """First and last tasks of the arms of examples/own."""
     rows = [re.split(r"  +", line) for line in printed("own/own")[2:] if re.search(r"  3  ", line)]
     figure, (axes,) = _figure(height=2.4)
-    for number, (label, colour) in enumerate({"first 3 tasks": _GREY, "last 3 tasks": _BLUE}.items()):
+    for number, (label, colour) in enumerate({"first 3 tasks": _BEFORE, "last 3 tasks": _OTHERS}.items()):
         places = [place + 0.4 * (number - 0.5) for place in range(len(rows))]
         axes.bar(places, [float(row[1 + number]) for row in rows], 0.36, color=colour, label=label)
     axes.set_xticks(range(len(rows)), [row[0] for row in rows], fontsize=8)

@@ -477,11 +477,8 @@ def test_the_example_of_the_page_is_a_whole_experiment(monkeypatch: pytest.Monke
 def test_the_page_names_every_file_and_every_figure() -> None:
     text = (ROOT / "docs/reproduce.md").read_text()
     files = {path.relative_to(ROOT / "experiments").as_posix() for path in (ROOT / "experiments").rglob("*.py")}
-    named = set(
-        re.findall(
-            r"`((?:biases|fire|spectral-collapse|swr|settings|watch)/[\w.-]+|(?:text-)?quick\.toml|domains\.toml)`", text
-        )
-    )
+    folders = "advice|biases|fire|spectral-collapse|swr|settings|watch"
+    named = set(re.findall(rf"`((?:{folders})/[\w.-]+|(?:text-)?quick\.toml|domains\.toml)`", text))
     assert named == {*ALL, *files}
     for paper, figures in {
         "FIRE": ["2a", "2b", "2c", "3", "5a", "5b", "6 left", "6 middle, right", "7", "8a", "8b", "8c", "table 1"],

@@ -34,7 +34,7 @@ def test_the_sentence_names_the_best_arm_and_whether_it_differs_from_the_baselin
     assert "p = 0.035 over 5 seeds." in told
     told = says(*arm_of("base"), *arm_of("FIRE", seeds=nearly), *arm_of("FIRE 2", -0.1), *arm_of("FIRE 3", seeds=close))
     assert "95 % interval +0.002 to" in told
-    assert "p = 0.070 (adjusted for 3 arms) over 5 seeds: below 0.05 before" in told
+    assert "p = 0.070 (adjusted for 3 arms) over 5 seeds: too few for 3 comparisons" in told
     more = says(*arm_of("base"), *arm_of("FIRE", 0.1), *arm_of("FIRE 2", 0.05), *arm_of("FIRE 3", -0.1))
     assert "p < 0.001 (adjusted for 3 arms) over 5 seeds." in more
 

@@ -95,10 +95,10 @@ def _says(study: Study, compared: Sequence[Compared], aside: Collection[str] = (
     if gap is None or math.isnan(differs.p):
         return text + "."
     interval = f"{gap.mean:+.3f}, 95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
-    told = ": not distinguishable" if gap.p >= _LEVEL else ": below 0.05 before the adjustment, not after it"
+    tests = sum(not math.isnan(one.p) for one in compared)
+    told = f": too few for {tests} comparisons" if gap.p < _LEVEL else ": not distinguishable"
     told = told if differs.p >= _LEVEL else ""
     p = "p < 0.001" if differs.p < 0.001 else f"p = {differs.p:.3f}"
-    tests = sum(not math.isnan(one.p) for one in compared)
     p += f" (adjusted for {tests} arms)" if tests > 1 else ""
     return f"{text}, a difference of {interval}, {p} over {gap.n} seeds{told}."
 
