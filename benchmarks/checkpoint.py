@@ -1,4 +1,4 @@
-"""What it takes to inspect and fire a large checkpoint: time and memory, beside a copy and beside loading it whole.
+"""What it takes to inspect and fire a large checkpoint: time and memory, compared with a copy and with loading it whole.
 
     python benchmarks/checkpoint.py --size 1b --device cpu       # minutes on two cores
     python benchmarks/checkpoint.py --size 7b --device cuda      # writes 13.5 GB, twice
@@ -283,7 +283,7 @@ def rendered(text: str) -> str:
 
 
 def _arms_table() -> list[str]:
-    rows = ["| checkpoint | on | arm | time | beside a copy | memory | with torch |", "|---" * 7 + "|"]
+    rows = ["| checkpoint | on | arm | time | against a copy | memory | with torch |", "|---" * 7 + "|"]
     for record in sorted(RESULTS.glob("checkpoint-*.json")):
         found = json.loads(record.read_text())
         copied = found["arms"]["copy"]["seconds"]

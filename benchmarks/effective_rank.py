@@ -111,7 +111,7 @@ def main() -> None:
         PAGE.write_text(rendered(PAGE.read_text()))
         return
     if not CUDA:
-        parser.error("this compares a GPU with the CPU beside it, and there is no GPU here")
+        parser.error("this compares a GPU with the CPU of the same machine, and there is no GPU here")
     torch.set_num_threads(1)
     alone = measure()
     with busy_gpu():

@@ -1,4 +1,4 @@
-"""How fast is fire_, and how much memory does it take, beside the plain loop anyone would write from the paper?
+"""How fast is fire_, and how much memory does it take, compared with the plain loop anyone would write from the paper?
 
     python benchmarks/polar.py                    # on what the machine has; writes benchmarks/results/polar-<device>.json
     python benchmarks/polar.py --only resnet18    # one network, nothing written
@@ -314,7 +314,7 @@ AIMS: dict[str, dict[str, dict[str, float]]] = {
 
 
 def aims(records: dict[str, dict[str, Any]]) -> str:
-    """What was aimed at beside what the records say, with every miss marked."""
+    """What was aimed at next to what the records say, with every miss marked."""
     lines = ["| | aim | measured | peak extra MiB, bound and measured |", "|---|---|---|---|"]
     for device, methods in AIMS.items():
         for method, networks in methods.items():

@@ -1,4 +1,4 @@
-"""How fast is training, beside the loop that anyone would write around a DataLoader?
+"""How fast is training, compared with the loop that anyone would write around a DataLoader?
 
     python benchmarks/training.py                 # on what the machine has; writes benchmarks/results/training-<device>.json
     python benchmarks/training.py --only plain here --rounds 2     # some of the ways, nothing written
@@ -9,7 +9,7 @@
 
 All train the same network on images of CIFAR's shape in batches of 256 with Adam, clipping and cross-entropy. "plain" is as
 FIRE's released code does it: eager PyTorch in float32 as it comes (on CUDA convolutions are in TF32 then), a Dataset that
-turns each image into a normalised tensor, a DataLoader without workers, the accuracy read after each step; beside it the
+turns each image into a normalised tensor, a DataLoader without workers, the accuracy read after each step; next to it the
 same with workers and pinned memory. On a CPU the other ways keep freed memory, as experiments do. Ways are timed in turn
 within each round, an epoch each, and medians compared; first epochs, in which graphs are recorded and code is compiled, are
 left out and given apart.
@@ -102,7 +102,7 @@ def torchvision_transform() -> Callable[[Any], Tensor] | None:
     try:
         from PIL import Image
         from torchvision import transforms  # pyright: ignore[reportMissingImports]
-    except (ImportError, RuntimeError):  # beside a CPU build of torch it fails as it is imported
+    except (ImportError, RuntimeError):  # with a CPU build of torch it fails as it is imported
         return None
     return transforms.Compose([Image.fromarray, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
 

@@ -27,7 +27,7 @@ def table(record: dict[str, Any]) -> str:
     lines += rates(record["images"])
     if "small" in record:
         lines += ["", "The same with the CNN of Soft Weight Rescaling:", "", *rates(record["small"])]
-    lines += ["", "| permuted MNIST, batches of one | steps a second, all runs | beside one alone |", "|---|---|---|"]
+    lines += ["", "| permuted MNIST, batches of one | steps a second, all runs | against one alone |", "|---|---|---|"]
     alone = middle(record["online"]["alone, eager"]["steps a second"])[0]
     for name, way in record["online"].items():
         rate, spread = middle(way["steps a second"])
@@ -37,7 +37,7 @@ def table(record: dict[str, Any]) -> str:
 
 def rates(ways: dict[str, Any]) -> list[str]:
     crowd = next(name for name in ways if name.startswith("plain, "))
-    lines = [f"| | images a second | beside plain | beside {crowd} | first epoch |", "|---|---|---|---|---|"]
+    lines = [f"| | images a second | against plain | against {crowd} | first epoch |", "|---|---|---|---|---|"]
     for name, way in ways.items():
         rate, spread = middle(way["images a second"])
         ratios = [rate / middle(ways[other]["images a second"])[0] for other in ("plain", crowd)]

@@ -125,7 +125,7 @@ rp.inject_plasticity_(model, optimizer=optimizer)
 
 Every call checks all of its input before it writes the first weight. It keeps storage, dtype, memory format, ties, frozen
 parameters, modes, gradients and the global random state. It returns a report: what was written, by how much, where first
-weights came from, which state of the optimiser was cleared, and what was left alone and why. A parameter that no optimiser
+weights came from, which state of the optimiser was cleared, and what was skipped and why. A parameter that no optimiser
 holds is written all the same, except by `fire_` and `restore_norms_`, which raise an error. DASH's paper keeps the
 optimiser's state; to do so, leave out `optimizer`.
 
