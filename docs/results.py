@@ -64,6 +64,7 @@ PAGES = (
     *(
         ROOT / page
         for page in (
+            "docs/language.md",
             "docs/remedies.md",
             "docs/tutorial-first-steps.md",
             "docs/claims.md",
@@ -377,6 +378,7 @@ def of_all() -> dict[str, list[str]]:
             "times": times(),
             "at-full-size": at_full_size(),
             "quick": ["```text", *summary_lines(packed("quick"))[0], "```"],
+            "text-quick": ["```text", *summary_lines(packed("text-quick"))[0], "```"],
         }
     )
 
