@@ -1,4 +1,4 @@
-"""What do measures cost: a product with the Hessian and a spectral density, compared with the packages for them, and `watch`?
+"""What do measures cost: a product with the Hessian and a spectral density, compared with packages for them, and `watch`?
 
     python benchmarks/measures.py                 # on what the machine has; writes benchmarks/results/measures-<device>.json
     python benchmarks/measures.py --only mlp      # one case, nothing written
