@@ -300,8 +300,8 @@ def test_the_name_of_a_grid_stands_for_its_points(tmp_path: Path) -> None:
     [
         ({"device": "gpu"}, '''--device 'gpu': pass "cpu", "cuda" or "cuda:1"'''),
         ({"device": "cuda:63"}, "--device cuda:63: torch sees"),
-        ({"out": "a-file"}, "a-file is no folder"),
-        ({"out": "a-file/inside"}, "a-file is no folder"),
+        ({"out": "a-file"}, "a-file is not a folder"),
+        ({"out": "a-file/inside"}, "a-file is not a folder"),
     ],
 )
 def test_a_place_that_is_none_is_refused_before_anything_is_made(given: dict[str, Any], says: str, tmp_path: Path) -> None:
