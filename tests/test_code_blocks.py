@@ -208,6 +208,17 @@ def check_language(names: dict[str, Any], printed: str) -> None:
     assert "[(0, 0, 0), (0, 10, 1280), (1, 0, 1280), (1, 10, 2560)]" in printed
 
 
+def check_continual_pretraining(names: dict[str, Any], printed: str) -> None:
+    assert names["callback"].boundaries == [(0, "new data")]
+    assert names["stopped"].state.global_step == 20
+    assert names["stopped"].lr_scheduler.get_last_lr()[0] > 5e-4  # in the middle of the schedule
+    assert printed.count("FIRE, 5 steps: 13 weights") == 1
+    assert printed.count("norms restored: 13 tensors") == 1
+    for name, parameter in names["scaled"].named_parameters():
+        skipped = any(part in name for part in ("ln_", "bias", "wpe"))
+        assert torch.equal(parameter, names["fired"].get_parameter(name)) == skipped
+
+
 def check_logging(names: dict[str, Any], printed: str) -> None:
     runs = [read(folder) for folder in find_runs("runs/mine")]
     assert {(run.arm, run.seed) for run in runs} == {(arm, seed) for arm in ("base", "FIRE") for seed in (1, 2, 3)}
@@ -292,6 +303,7 @@ def check_researcher(names: dict[str, Any], printed: str) -> None:
 CHECKS: dict[str, Callable[[dict[str, Any], str], None]] = {
     "README.md": check_readme,
     "docs/checkpoints.md": check_checkpoints,
+    "docs/continual-pretraining.md": check_continual_pretraining,
     "docs/integrations.md": check_integrations,
     "docs/language.md": check_language,
     "docs/learner.md": check_learner,
