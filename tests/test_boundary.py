@@ -466,3 +466,38 @@ def test_a_pass_for_dash_with_dropout_is_repeatable_and_leaves_the_random_state(
     assert torch.equal(one[0].weight, other[0].weight)
     assert not torch.equal(one[0].weight, third[0].weight)
     assert not one.training
+
+
+class Transposed(nn.Module):
+    """An autoencoder whose decoder is a view of its encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 4, bias=False), nn.Linear(4, 6, bias=False)
+        self.decoder.weight = nn.Parameter(self.encoder.weight.data.t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x).relu())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: rp.shrink_and_perturb_(model, 0.5),
+        lambda model: rp.shrink_and_add_noise_(model, 0.5, 0),
+        lambda model: rp.dash_(model, [(torch.ones(3, 6), torch.ones(3, 6))], loss=nn.functional.mse_loss),
+    ],
+)
+def test_a_weight_and_its_transpose_are_not_changed_twice(call: Callable[[nn.Module], Any]) -> None:
+    model = Transposed()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"encoder\.weight and decoder\.weight share memory"):
+        call(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_one_of_two_views_can_be_chosen() -> None:
+    model = Transposed()
+    before = model.encoder.weight.detach().clone()
+    rp.shrink_and_add_noise_(model, 0.5, 0, where="encoder")
+    assert torch.equal(model.encoder.weight, before / 2)

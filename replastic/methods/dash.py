@@ -39,7 +39,7 @@ from ..units.kinds import has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import LeftAlone
 from ..weights.sharded import check_unsharded
-from .boundary import BoundaryReport, Optimizers, Written, check_finite, on_model, optimizer_entries, rewrite_
+from .boundary import BoundaryReport, Optimizers, Written, check_apart, check_finite, on_model, optimizer_entries, rewrite_
 
 
 def alignment(weight: Tensor, direction: Tensor, axes: tuple[int, ...], floor: float) -> Tensor:
@@ -215,4 +215,5 @@ def _chosen(model: nn.Module, axes: Mapping[str, tuple[int, ...]]) -> dict[str, 
     chosen = {name: parameter for name, parameter in trainable(model).items() if name in axes}
     if not chosen:
         raise ValueError("DASH found no trainable linear or convolutional layer in this model")
+    check_apart(chosen)
     return chosen

@@ -34,6 +34,7 @@ from .boundary import (
     Entries,
     Optimizers,
     Written,
+    check_apart,
     check_finite,
     frozen_parameters,
     on_model,
@@ -249,8 +250,10 @@ def shrink_encoder(
 
 
 def _chosen(model: nn.Module, where: Where | Literal["all"]) -> Mapping[str, nn.Parameter]:
-    if where == "all":
-        return trainable(model)
-    tensors = named_tensors(model)
-    wanted = {memory(tensors[name]) for name in layer_tensors(model, where)}  # a tied tensor has two names
-    return {name: parameter for name, parameter in trainable(model).items() if memory(parameter) in wanted}
+    chosen = trainable(model)
+    if where != "all":
+        tensors = named_tensors(model)
+        wanted = {memory(tensors[name]) for name in layer_tensors(model, where)}  # a tied tensor has two names
+        chosen = {name: parameter for name, parameter in chosen.items() if memory(parameter) in wanted}
+    check_apart(chosen)
+    return chosen
