@@ -501,3 +501,10 @@ def test_one_of_two_views_can_be_chosen() -> None:
     before = model.encoder.weight.detach().clone()
     rp.shrink_and_add_noise_(model, 0.5, 0, where="encoder")
     assert torch.equal(model.encoder.weight, before / 2)
+
+
+def test_buffers_of_eight_bits_are_reported() -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+    change = next(one for one in rp.reset_(model).changes if one.name == "scale")
+    assert (change.norm_before, change.distance) == (pytest.approx(3**0.5), 0)

@@ -256,6 +256,9 @@ def change_of(old: Tensor, new: Tensor) -> Figures:
     return before, after, _distance(old.detach(), new.detach())
 
 
+_TOGETHER = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dtypes with norms of many at once
+
+
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The norm of each tensor, in few kernels where many are alike."""
     alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -265,7 +268,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     for (_, dtype), numbers in alike.items():
         group = [tensors[number].detach() for number in numbers]
         one_by_one = map(torch.linalg.vector_norm, map(_wide, group))
-        norms |= zip(numbers, many.norms(group) if dtype.is_floating_point else one_by_one, strict=True)
+        norms |= zip(numbers, many.norms(group) if dtype in _TOGETHER else one_by_one, strict=True)
     return [norms[number] for number in range(len(tensors))]
 
 
