@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -508,3 +509,20 @@ def test_buffers_of_eight_bits_are_reported() -> None:
     model.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
     change = next(one for one in rp.reset_(model).changes if one.name == "scale")
     assert (change.norm_before, change.distance) == (pytest.approx(3**0.5), 0)
+
+
+@pytest.mark.parametrize("call", [rp.reset_, rp.shrink_and_perturb_, rp.restore_norms_])
+def test_first_weights_without_values_are_refused(call: Callable[..., Any]) -> None:
+    with torch.device("meta"):
+        first = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=r"'weight' on the meta device"):
+        call(nn.Linear(3, 2), initial=first)
+
+
+def test_noise_is_drawn_from_a_seed_and_finite() -> None:
+    model = nn.Linear(3, 2)
+    before = copy.deepcopy(model.state_dict())
+    for options in ({"seed": None}, {"seed": 1.5}, {"sigma": math.inf}):
+        with pytest.raises((TypeError, ValueError), match=r"NoneType|float|sigma=inf"):
+            rp.shrink_and_add_noise_(model, **options)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

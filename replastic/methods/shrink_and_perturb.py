@@ -16,6 +16,7 @@ Departures from released code, each for a reason:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -131,8 +132,10 @@ def shrink_and_add_noise_(
     >>> shrink_and_add_noise_(nn.Linear(4, 2), shrink=0.5, sigma=0).names
     ('weight', 'bias')
     """
-    if not (0 <= shrink <= 1 and sigma >= 0):
+    if not (0 <= shrink <= 1 and 0 <= sigma < math.inf):
         raise ValueError(f"shrink={shrink!r}, sigma={sigma!r}: pass a shrink between 0 and 1, and a sigma of 0 or more")
+    if not isinstance(seed, int | torch.Generator):
+        raise TypeError(f"seed is a {type(seed).__name__}: pass an integer or a torch.Generator")
     check_unsharded(model)
     chosen = _chosen(model, where)
     if (shrink, sigma) == (1, 0):
@@ -198,7 +201,7 @@ class ShrinkAndAddNoise(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("shrink", 0 <= self.shrink <= 1, "between 0 and 1")
-        self.require("sigma", self.sigma >= 0, "0 or more")
+        self.require("sigma", 0 <= self.sigma < math.inf, "0 or more")
 
     def start(self, learner: Learner) -> None:
         chosen = _chosen(learner.model, self.where).values()  # raises now if there is nothing to shrink
@@ -222,7 +225,7 @@ class PerturbEachStep(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("shrink", 0 <= self.shrink <= 1, "between 0 and 1")
-        self.require("sigma", self.sigma >= 0, "0 or more")
+        self.require("sigma", 0 <= self.sigma < math.inf, "0 or more")
 
     def start(self, learner: Learner) -> None:
         check_precise(learner.parameters.items(), "in which most of PerturbEachStep's noise is rounded away")
