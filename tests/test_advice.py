@@ -250,3 +250,41 @@ def test_tokens_of_text_are_counted_and_not_sequences() -> None:
     assert rp.diagnose(model, torch.randint(30, (4, 64))).enough
     assert not rp.diagnose(model, torch.randint(30, (4, 4))).enough
     assert not rp.diagnose(FAULTS.mlp(), INPUTS.view(-1, 1, 8, 8)[:4]).enough  # pixels of an image are not samples
+
+
+def test_the_advice_on_state_can_be_followed_whatever_the_optimisers_hold() -> None:
+    model, labels = mlp(), torch.randint(10, (200,))
+    model[0].requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for optimizers in ([torch.optim.Adam(trained)], [torch.optim.Adam(trained[:1]), torch.optim.Adam(trained[1:])]):
+        F.cross_entropy(model(INPUTS), labels).backward()
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+            for state in one.state.values():
+                state["exp_avg_sq"].mul_((2 * STALE) ** 2)
+        optimizer = optimizers if len(optimizers) > 1 else optimizers[0]
+        (advice,) = rp.diagnose(model, (INPUTS, labels), optimizer=optimizer, loss=F.cross_entropy).advice
+        exec(advice.do, {"rp": rp, "model": model, "optimizer": optimizer})
+        assert not any(state["exp_avg_sq"].any() for one in optimizers for state in one.state.values())
+
+
+def test_only_learning_rates_that_are_all_0_are_advised_on() -> None:
+    model = mlp()
+    groups = [{"params": [parameter], "lr": 0.0} for parameter in model.parameters()]
+    groups[-1]["lr"] = 1e-3
+    assert rp.diagnose(model, INPUTS, optimizer=torch.optim.Adam(groups)).advice == ()
+    groups[-1]["lr"] = 0.0
+    assert len(rp.diagnose(model, INPUTS, optimizer=torch.optim.Adam(groups)).advice) == 1
+
+
+def test_optimisers_without_a_rate_or_decay_rates_are_no_error() -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": None})
+
+    model, labels = mlp(), torch.randint(10, (200,))
+    optimizer = Own(model.parameters())
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"exp_avg_sq": torch.full_like(parameter, 1e9)}
+    assert rp.diagnose(model, (INPUTS, labels), optimizer=optimizer, loss=F.cross_entropy).advice == ()

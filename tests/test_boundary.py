@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -466,3 +467,62 @@ def test_a_pass_for_dash_with_dropout_is_repeatable_and_leaves_the_random_state(
     assert torch.equal(one[0].weight, other[0].weight)
     assert not torch.equal(one[0].weight, third[0].weight)
     assert not one.training
+
+
+class Transposed(nn.Module):
+    """An autoencoder whose decoder is a view of its encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 4, bias=False), nn.Linear(4, 6, bias=False)
+        self.decoder.weight = nn.Parameter(self.encoder.weight.data.t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x).relu())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: rp.shrink_and_perturb_(model, 0.5),
+        lambda model: rp.shrink_and_add_noise_(model, 0.5, 0),
+        lambda model: rp.dash_(model, [(torch.ones(3, 6), torch.ones(3, 6))], loss=nn.functional.mse_loss),
+    ],
+)
+def test_a_weight_and_its_transpose_are_not_changed_twice(call: Callable[[nn.Module], Any]) -> None:
+    model = Transposed()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"encoder\.weight and decoder\.weight share memory"):
+        call(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_one_of_two_views_can_be_chosen() -> None:
+    model = Transposed()
+    before = model.encoder.weight.detach().clone()
+    rp.shrink_and_add_noise_(model, 0.5, 0, where="encoder")
+    assert torch.equal(model.encoder.weight, before / 2)
+
+
+def test_buffers_of_eight_bits_are_reported() -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+    change = next(one for one in rp.reset_(model).changes if one.name == "scale")
+    assert (change.norm_before, change.distance) == (pytest.approx(3**0.5), 0)
+
+
+@pytest.mark.parametrize("call", [rp.reset_, rp.shrink_and_perturb_, rp.restore_norms_])
+def test_first_weights_without_values_are_refused(call: Callable[..., Any]) -> None:
+    with torch.device("meta"):
+        first = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=r"'weight' on the meta device"):
+        call(nn.Linear(3, 2), initial=first)
+
+
+def test_noise_is_drawn_from_a_seed_and_finite() -> None:
+    model = nn.Linear(3, 2)
+    before = copy.deepcopy(model.state_dict())
+    for options in ({"seed": None}, {"seed": 1.5}, {"sigma": math.inf}):
+        with pytest.raises((TypeError, ValueError), match=r"NoneType|float|sigma=inf"):
+            rp.shrink_and_add_noise_(model, **options)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

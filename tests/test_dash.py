@@ -166,3 +166,15 @@ def test_cosines_do_not_depend_on_the_scale(dtype: torch.dtype, scale: float) ->
     assert torch.allclose(found, expected, rtol=1e-5 if dtype != torch.bfloat16 else 2e-2, atol=1e-6)
     mixed = alignment(weight * scale, direction, (1,), 0.0)
     assert torch.allclose(mixed, expected, rtol=1e-5 if dtype != torch.bfloat16 else 2e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [(0.02, 1e-6), (300.0, 300.0)])
+def test_cosines_in_half_precision_are_those_of_float32(dtype: torch.dtype, size: tuple[float, float]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4, 256, generator=generator)
+    direction = weight + torch.randn(4, 256, generator=generator)
+    weight, direction = (weight * size[0]).to(dtype), (direction * size[1]).to(dtype)
+    found = alignment(weight, direction, (1,), 0.0)
+    assert found.dtype == dtype
+    assert torch.allclose(found.float(), alignment(weight.float(), direction.float(), (1,), 0.0), atol=4e-3)

@@ -628,3 +628,11 @@ def test_begin_warns_if_the_learning_rate_is_0_as_an_ended_scheduler_leaves_it()
     learner.optimizer.param_groups[0]["lr"] = 0.0
     learner.scheduled = True  # a loop that sets the rate itself
     learner.begin()
+
+
+@pytest.mark.parametrize("loss", ["loss", [3.0], [torch.ones((), requires_grad=True), 2.0]])
+def test_losses_that_are_no_tensors_are_named(loss: Any) -> None:
+    model = nn.Linear(3, 2)
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), methods=[rp.L2(0.1)])
+    with pytest.raises(TypeError, match=r"is a (str|float)"):
+        learner.backward(loss)

@@ -171,6 +171,7 @@ def test_what_an_arm_says_of_starts_needs_some_and_names_need_folders_of_their_o
     [
         ({"starts": {"x": {"at": 7}}}, "'x' at = 7: the first task, 'part', has 6 epochs"),
         ({"starts": {"x": {"lowest": "validation_loss"}}}, "'x': 'validation_loss' is not in .*validation_accuracy"),
+        ({"starts": {"x": {"lowest": ""}}}, "'x': '' is not in .*validation_accuracy"),
         ({"protocol": {"name": "single", "epochs": 6}}, "the stream has one task"),
         (
             {"arms": {"base": {}, "new": {"start": "none", "name": "fire"}}},
@@ -468,6 +469,25 @@ def test_a_run_from_a_start_that_was_stopped_goes_on_even_without_the_snapshot(t
     running.close()
     assert same_end(tmp_path / "out" / spec.folder, tmp_path / "whole" / spec.folder)
     assert read(tmp_path / "out" / spec.folder).about == read(tmp_path / "whole" / spec.folder).about
+
+
+def test_a_start_is_not_the_row_with_which_the_first_task_diverged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    experiment = parse(table(starts={"best": {"lowest": "validation_accuracy"}, "3 epochs": {"at": 3}}))
+    spec = next(iter(first_tasks(experiment).values()))
+    running = Running(spec, tmp_path)
+    for _ in range(3):
+        running.advance()
+    with torch.no_grad():
+        for parameter in running.learner.parameters.values():
+            parameter.fill_(math.nan)
+    assert running.finish() == "diverged"
+    running.close()
+    accuracies = [row["validation_accuracy"] for row in rows_of(tmp_path / spec.folder) if row["epoch"]]
+    assert len(accuracies) == 3
+    assert min(accuracies) == accuracies[-1]
+    statuses = run(experiment, tmp_path, device="cpu")
+    assert (statuses["base,-best/seed-1"], statuses["base,-3-epochs/seed-1"]) == ("finished", "not opened")
+    assert f"'3 epochs' was never reached by {tmp_path / spec.folder}: it has diverged" in caplog.text
 
 
 def test_runs_from_a_start_that_was_never_reached_are_not_opened_and_others_are(

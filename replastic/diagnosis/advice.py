@@ -80,11 +80,16 @@ def on_samples(samples: int) -> list[Advice]:
     ]
 
 
-def on_optimizer(optimizers: Sequence[Optimizer], gradients: Mapping[Tensor, Tensor]) -> list[Advice]:
-    """What to do about learning rates and state. gradients: of the next data, by parameter; empty if there is no loss."""
+def on_optimizer(
+    optimizers: Sequence[Optimizer], gradients: Mapping[Tensor, Tensor], parameters: Iterable[Tensor]
+) -> list[Advice]:
+    """What to do about learning rates and state.
+
+    gradients: of the next data, by parameter; empty if there is no loss. parameters: all of the model's.
+    """
     advice = []
-    idle = [group for one in optimizers for group in one.param_groups if float(group["lr"]) == 0]
-    if idle:
+    rates = [group.get("lr") for one in optimizers for group in one.param_groups]  # some optimisers choose it at each step
+    if rates and all(rate is not None and float(rate) == 0 for rate in rates):  # one group is a way to train a part alone
         why = (
             "or the rate that you train with: it is 0, so nothing is learnt. A scheduler that has ended leaves it at 0, so "
             "make a new one for each task, and set the rate before that"
@@ -97,7 +102,14 @@ def on_optimizer(optimizers: Sequence[Optimizer], gradients: Mapping[Tensor, Ten
             f"it remembers gradients that were {typical:.0f} times as large as those of this batch, and divides by them, "
             "so its steps are small"
         )
+        held = {parameter for one in optimizers for group in one.param_groups for parameter in group["params"]}
         do = "for parameter in model.parameters(): rp.clear_state_(optimizer, parameter)"
+        if len(optimizers) > 1:
+            of_each = 'for group in one.param_groups for held in group["params"]'
+            do = f"for one, parameter in [(one, held) for one in optimizer {of_each}]: rp.clear_state_(one, parameter)"
+        elif not held.issuperset(parameters):
+            of_all = 'for group in optimizer.param_groups for held in group["params"]'
+            do = f"for parameter in [held {of_all}]: rp.clear_state_(optimizer, parameter)"
         advice.append(Advice(do, why, f"{_PAGE}#optimiser-state-that-fights-the-reset"))
     return advice
 
@@ -108,7 +120,8 @@ def _memories(optimizer: Optimizer, gradients: Mapping[Tensor, Tensor]) -> Itera
         for parameter in group["params"]:
             state, gradient = optimizer.state.get(parameter, {}), gradients.get(parameter)
             squares = state.get("exp_avg_sq")
-            if not isinstance(squares, Tensor) or gradient is None or not gradient.any():
+            known = "betas" in group and "step" in state  # other optimisers' averages have laws of their own
+            if not isinstance(squares, Tensor) or not known or gradient is None or not gradient.any():
                 continue
             corrected = 1 - group["betas"][1] ** float(state["step"])
             if corrected > 0:

@@ -162,7 +162,7 @@ def _diagnose(probe: Probe, build: Callable[[], nn.Module] | None, optimizers: S
     if findings and enough:
         remedy += _remedy(probe, findings, lambda after: _judge(after, new, {}, shapes), notes)
     gradients = _gradients(probe) if optimizers and not remedy else {}  # a remedy clears the state of what it changes
-    advice = [*on_samples(counted), *on_optimizer(optimizers, gradients), *remedy]
+    advice = [*on_samples(counted), *on_optimizer(optimizers, gradients, probe.model.parameters()), *remedy]
     if probe.loss is not None:
         findings += _without_gradient(probe, notes)
     order = {name: position for position, name in enumerate(values)}

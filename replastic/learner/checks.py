@@ -109,8 +109,12 @@ def check_tensors(inputs: object, targets: object) -> None:
             raise TypeError(f"learner.step(): {name} is a numpy.ndarray: pass a tensor, torch.from_numpy({name})")
 
 
-def check_objective(objective: Tensor) -> None:
-    """Raise unless it is one number with a gradient."""
+def check_objective(objective: object) -> None:
+    """Raise unless it is a tensor of one number with a gradient."""
+    if not isinstance(objective, Tensor):
+        raise TypeError(
+            f"the loss is a {type(objective).__name__}: pass a tensor, as loss.mean() returns it, not loss.item()"
+        )
     if objective.numel() != 1:
         raise ValueError(f"the loss has shape {tuple(objective.shape)}: it must be one number, for example loss.mean()")
     if not objective.requires_grad:

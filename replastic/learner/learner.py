@@ -147,7 +147,7 @@ class Learner:
         total = None
         for one in [loss] if isinstance(loss, Tensor) else loss:
             penalty = self.penalty(batch) if total is None else 0.0
-            objective = one + penalty if isinstance(penalty, Tensor) else one
+            objective = one + penalty if isinstance(penalty, Tensor) and isinstance(one, Tensor) else one
             check_objective(objective)
             objective.backward()
             total = one.detach() if total is None else total + one.detach()

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from ..units import original
 from ..weights import LeftAlone
 from ..weights.inventory import WeightMatrix
 from ..weights.layers import is_lazy
-from ..weights.place import memory, place_of
+from ..weights.place import memory, place_of, region_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -193,6 +194,19 @@ def check_finite(tensors: Mapping[str, Tensor], advice: str) -> None:
         raise ValueError(f"{', '.join(bad[:5])}{' and more' if len(bad) > 5 else ''}: NaN or infinite entries{advice}")
 
 
+def check_apart(tensors: Mapping[str, Tensor]) -> None:
+    """Raise if two tensors are views of the same memory, such as a matrix and its transpose: both would be changed twice."""
+    regions = [(region_of(tensor), tensor.numel() * tensor.itemsize, name) for name, tensor in tensors.items()]
+    dense = [(region, name) for region, size, name in regions if region.stop - region.start == size > 0]
+    dense.sort(key=lambda one: (str(one[0].where), one[0].start))
+    for (one, name), (other, second) in pairwise(dense):
+        if one.where == other.where and other.start < one.stop:
+            raise ValueError(
+                f"{name} and {second} share memory, read in two ways, and would be changed twice: choose one of them, as "
+                f"with where={name!r}, or freeze one"
+            )
+
+
 def frozen_parameters(model: nn.Module) -> list[LeftAlone]:
     """The parameters that do not train, for a report."""
     fixed = ((name, one) for name, one in original(model).named_parameters() if not one.requires_grad)
@@ -242,6 +256,9 @@ def change_of(old: Tensor, new: Tensor) -> Figures:
     return before, after, _distance(old.detach(), new.detach())
 
 
+_TOGETHER = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dtypes with norms of many at once
+
+
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The norm of each tensor, in few kernels where many are alike."""
     alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -251,7 +268,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     for (_, dtype), numbers in alike.items():
         group = [tensors[number].detach() for number in numbers]
         one_by_one = map(torch.linalg.vector_norm, map(_wide, group))
-        norms |= zip(numbers, many.norms(group) if dtype.is_floating_point else one_by_one, strict=True)
+        norms |= zip(numbers, many.norms(group) if dtype in _TOGETHER else one_by_one, strict=True)
     return [norms[number] for number in range(len(tensors))]
 
 

@@ -39,7 +39,7 @@ from ..units.kinds import has_rows_and_columns
 from ..units.trace import untouched
 from ..weights import LeftAlone
 from ..weights.sharded import check_unsharded
-from .boundary import BoundaryReport, Optimizers, Written, check_finite, on_model, optimizer_entries, rewrite_
+from .boundary import BoundaryReport, Optimizers, Written, check_apart, check_finite, on_model, optimizer_entries, rewrite_
 
 
 def alignment(weight: Tensor, direction: Tensor, axes: tuple[int, ...], floor: float) -> Tensor:
@@ -50,19 +50,22 @@ def alignment(weight: Tensor, direction: Tensor, axes: tuple[int, ...], floor: f
     tensor([[0.7071],
             [0.3000]])
     """
+    dtype = weight.dtype
     weight, direction = _in_range(weight, axes), _in_range(direction, axes)
     dot = (weight * direction).sum(axes, keepdim=True)
     norms = torch.linalg.vector_norm(weight, dim=axes, keepdim=True) * torch.linalg.vector_norm(
         direction, dim=axes, keepdim=True
     )
     cosine = torch.where(norms > 0, dot / norms, torch.zeros_like(dot))
-    return cosine.clamp(floor, 1)
+    return cosine.clamp(floor, 1).to(dtype)
 
 
 def _in_range(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Scale a tensor whose entries' products and squares would overflow or vanish; its direction stays the same."""
-    if tensor.dtype == torch.float16:  # its range is too small to scale in
-        return tensor
+    """Scale a tensor whose entries' products and squares would overflow or vanish; its direction stays the same.
+
+    Half precision becomes float32: in float16, products of weights and small gradients vanish.
+    """
+    tensor = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
     return tensor / units_of_range(torch.linalg.vector_norm(tensor, float("inf"), axes, keepdim=True), tensor.dtype)
 
 
@@ -212,4 +215,5 @@ def _chosen(model: nn.Module, axes: Mapping[str, tuple[int, ...]]) -> dict[str, 
     chosen = {name: parameter for name, parameter in trainable(model).items() if name in axes}
     if not chosen:
         raise ValueError("DASH found no trainable linear or convolutional layer in this model")
+    check_apart(chosen)
     return chosen

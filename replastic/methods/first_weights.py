@@ -101,6 +101,9 @@ def first_weights_of(
                 "initial=first, a state_dict() of this model from before training"
             )
     values = {name: found[names[name]].detach() for name in wanted}
+    empty = next((name for name, value in values.items() if value.is_meta), None)
+    if empty is not None:
+        raise ValueError(f"{what} has {empty!r} on the meta device, without values: load first weights into it")
     check_not_shared(wanted, values, what)
     trained = {name: values[name] for name, tensor in wanted.items() if isinstance(tensor, nn.Parameter)}
     check_finite(trained, f" in {what}: pass other first weights as initial=...")  # a mask among the buffers may be infinite

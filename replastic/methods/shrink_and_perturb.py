@@ -16,6 +16,7 @@ Departures from released code, each for a reason:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -34,6 +35,7 @@ from .boundary import (
     Entries,
     Optimizers,
     Written,
+    check_apart,
     check_finite,
     frozen_parameters,
     on_model,
@@ -130,8 +132,10 @@ def shrink_and_add_noise_(
     >>> shrink_and_add_noise_(nn.Linear(4, 2), shrink=0.5, sigma=0).names
     ('weight', 'bias')
     """
-    if not (0 <= shrink <= 1 and sigma >= 0):
+    if not (0 <= shrink <= 1 and 0 <= sigma < math.inf):
         raise ValueError(f"shrink={shrink!r}, sigma={sigma!r}: pass a shrink between 0 and 1, and a sigma of 0 or more")
+    if not isinstance(seed, int | torch.Generator):
+        raise TypeError(f"seed is a {type(seed).__name__}: pass an integer or a torch.Generator")
     check_unsharded(model)
     chosen = _chosen(model, where)
     if (shrink, sigma) == (1, 0):
@@ -197,7 +201,7 @@ class ShrinkAndAddNoise(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("shrink", 0 <= self.shrink <= 1, "between 0 and 1")
-        self.require("sigma", self.sigma >= 0, "0 or more")
+        self.require("sigma", 0 <= self.sigma < math.inf, "0 or more")
 
     def start(self, learner: Learner) -> None:
         chosen = _chosen(learner.model, self.where).values()  # raises now if there is nothing to shrink
@@ -221,7 +225,7 @@ class PerturbEachStep(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("shrink", 0 <= self.shrink <= 1, "between 0 and 1")
-        self.require("sigma", self.sigma >= 0, "0 or more")
+        self.require("sigma", 0 <= self.sigma < math.inf, "0 or more")
 
     def start(self, learner: Learner) -> None:
         check_precise(learner.parameters.items(), "in which most of PerturbEachStep's noise is rounded away")
@@ -249,8 +253,10 @@ def shrink_encoder(
 
 
 def _chosen(model: nn.Module, where: Where | Literal["all"]) -> Mapping[str, nn.Parameter]:
-    if where == "all":
-        return trainable(model)
-    tensors = named_tensors(model)
-    wanted = {memory(tensors[name]) for name in layer_tensors(model, where)}  # a tied tensor has two names
-    return {name: parameter for name, parameter in trainable(model).items() if memory(parameter) in wanted}
+    chosen = trainable(model)
+    if where != "all":
+        tensors = named_tensors(model)
+        wanted = {memory(tensors[name]) for name in layer_tensors(model, where)}  # a tied tensor has two names
+        chosen = {name: parameter for name, parameter in chosen.items() if memory(parameter) in wanted}
+    check_apart(chosen)
+    return chosen

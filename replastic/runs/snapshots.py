@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def beginning(start: Start, folder: Path) -> Beginning:
     if first.status not in ("finished", "diverged"):
         hint = "--retry continues it" if first.status == "failed" else "the same command continues it"
         raise ValueError(f"the start {start.name!r} is in {folder}, which is {first.status}: {hint}")
-    row = start.row_of(first.rows)
+    row = start.row_of([one for one in first.rows if math.isfinite(one.get("loss", 0.0))])  # others have no snapshot
     if row is None:
         reason = first.reason or f"no row has a finite {start.figure}"
         raise ValueError(f"the start {start.name!r} was never reached by {folder}: it has {first.status}, {reason}")

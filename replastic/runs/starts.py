@@ -48,7 +48,7 @@ class Start:
     @property
     def figure(self) -> str | None:
         """The figure of which it is the lowest or highest."""
-        return self.lowest or self.highest
+        return self.highest if self.lowest is None else self.lowest
 
     def row_of(self, rows: Sequence[Row]) -> Row | None:
         """The row of the first task at which the start is, as far as these rows say; None if there is none."""
