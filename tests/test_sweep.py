@@ -479,3 +479,24 @@ def test_jobs_of_the_stand_in_for_slurm_are_as_many_as_there_are_cores(tmp_path:
     cores = len(os.sched_getaffinity(0))
     assert OnSlurm(tmp_path, options={"cluster": "local"}).jobs == cores
     assert OnSlurm(tmp_path, options={"cluster": "local", "cpus": 2 * cores}).jobs == 1
+
+
+def test_a_run_that_another_sweep_has_finished_meanwhile_has_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = parse(tiny({"base": {}}, seeds=[1], **ALONE))
+
+    def busy(self: Local, calls: Any) -> Any:
+        """As if another process had held the folder, and finished after that."""
+        in_this_process.run(experiment, tmp_path / "out", device="cpu")
+        return (call.outcome("not opened", "is open in another process") for call in calls)
+
+    monkeypatch.setattr(Local, "run", busy)
+    assert statuses(sweep(experiment, tmp_path / "out", device="cpu")) == {("base", 1): "finished"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_to_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "read only").mkdir(mode=0o500)
+    with pytest.raises(OptionError, match=r"read only.*cannot be written to"):
+        in_this_process.run(parse(tiny()), tmp_path / "read only" / "out", device="cpu")

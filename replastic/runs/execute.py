@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -165,4 +166,6 @@ def check_out(out: str | Path) -> None:
         if place.exists():
             if not place.is_dir():
                 raise OptionError(f"--out {out}: {place} is not a folder: pass a folder, which may be new")
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise OptionError(f"--out {out}: {place} cannot be written to: pass another folder")
             return

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...options import OptionError, check_type, nearest
+from ...record import ENDINGS
 from ..config import Experiment, read
 from ..execute import check_out, chosen_runs
 from ..spec import RunSpec, first_tasks
@@ -71,6 +72,11 @@ def sweep(
             for calls in filter(None, waiting):
                 for outcome in engine.run(calls):
                     outcomes[outcome.folder] = outcome
+    for wave in waves:
+        for folder, (call, _) in wave.items():
+            if outcomes[folder].status == "not opened":  # another sweep may have trained it in the meantime
+                ended = known(replace(call, retry=False))
+                outcomes[folder] = ended if ended is not None and ended.status in ENDINGS else outcomes[folder]
     return [outcomes[folder] for wave in waves for folder in wave]
 
 
