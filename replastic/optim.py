@@ -270,7 +270,8 @@ def as_list(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer
     several = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     for one in several:
         if not hasattr(one, "param_groups"):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer or a list of them, got {type(one).__name__}")
+            got = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer or a list of them, got {got}: pass the one in use")
     return several
 
 

@@ -93,6 +93,12 @@ def test_a_healthy_network_gets_no_advice() -> None:
     assert "What to do" not in str(diagnosis)
 
 
+def test_too_few_samples_are_not_advice_for_each_change_of_the_data() -> None:
+    said = str(rp.diagnose(FAULTS.mlp(), INPUTS[:8].view(-1, 1, 8, 8)))
+    assert "pass a few hundred samples" in said
+    assert "each time the data changes" not in said
+
+
 def ruined(model: nn.Sequential) -> nn.Sequential:
     with torch.no_grad():
         for layer in model:

@@ -220,6 +220,7 @@ def test_all_or_nothing_whatever_is_wrong(name: str) -> None:
         refused(trained, TypeError, "strange")
     refused(Trained("nature-cnn"), ValueError, "hold", optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters()))
     refused(Trained("nature-cnn"), TypeError, r"Optimizer.*got str", optimizer="adam")
+    refused(Trained("nature-cnn"), TypeError, "got the class SGD", optimizer=torch.optim.SGD)
     refused(Trained("nature-cnn"), ValueError, "hold|empty", optimizer=[])
 
 

@@ -267,6 +267,7 @@ def test_wrong_input_exits_with_2_and_without_a_traceback(
     ("change", "said"),
     [
         (lambda text: "name = ", "e.toml: Invalid value"),
+        (lambda text: "[arms.S&P]", '[arms."S&P"]'),
         (lambda text: "", "e.toml: the file has no 'name'"),
         (lambda text: text.replace("[1]", '"three"'), "seeds"),
         (lambda text: text.replace('"fire"', '"fyre"'), "[arms.FIRE] name = 'fyre': did you mean 'fire'?"),

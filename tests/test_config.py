@@ -82,6 +82,7 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("name",), 3, "name = 3: .*in quotes"),
     (("data", "name"), "cifar", "did you mean 'cifar10'?"),
     (("data", "name"), None, r"\[data\] has no name: .*digits"),
+    (("data",), {"context": 32, "train": {"a": "a.txt"}}, r"\[data\] has no name: .* kind = \"text\""),
     (("data", "root"), "/here", "'root'"),
     (("data", "validaton"), 10, "has the key 'validaton': did you mean 'validation'?"),
     (("checkpoints", "minutes"), -1, "minutes = -1 must be 0 or more"),

@@ -37,7 +37,7 @@ def same(model: nn.Module, values: Any) -> bool:
 def test_what_is_passed_comes_before_what_was_remembered_and_that_before_a_draw() -> None:
     model = net()
     drawn = rp.reset_(copy.deepcopy(model))
-    assert drawn.source == "a draw by the layers' law, seed 0"
+    assert drawn.source == "drawn again with seed 0, because nothing was remembered"
     first = copied(model)
     rp.remember(model)
     moved(model)
@@ -105,7 +105,7 @@ def test_remembering_leaves_no_trace_in_the_model() -> None:
     torch.save(model, file)
     file.seek(0)
     for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model), torch.load(file, weights_only=False)):
-        assert rp.reset_(twin).source == "a draw by the layers' law, seed 0"  # it is another model
+        assert rp.reset_(twin).source == "drawn again with seed 0, because nothing was remembered"  # it is another model
         rp.remember(twin)
         assert rp.reset_(twin).source == "the weights that were remembered"
     assert rp.reset_(model).source == "the weights that were remembered"

@@ -204,7 +204,7 @@ def test_a_reference_that_has_changed_is_no_reference() -> None:
         (DataLoader([1]), TypeError, r"next\(iter\(loader\)\)"),
         (torch.ones(0, 3), NotMeasurable, "no samples"),
         (torch.full((2, 3), torch.nan), NotMeasurable, "inputs contain NaN"),
-        ({"x": torch.full((2, 3), torch.inf)}, NotMeasurable, "inputs contain NaN or infinite"),
+        ({"x": torch.full((2, 3), torch.inf)}, NotMeasurable, "inputs contain NaN or infinite values: pass finite"),
     ],
 )
 def test_a_batch_of_the_wrong_kind_is_refused(batch: Any, error: type[Exception], message: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replastic.listing import visible
-from replastic.report.items import Chapter, Contents, Table
+from replastic.report.items import Chapter, Chart, Contents, Line, Table
 from replastic.report.page import page
 from tests.test_report_page import FILES, HOSTILE, small
 
@@ -313,3 +313,13 @@ def test_a_table_that_is_wider_than_a_phone_shows_that_it_scrolls(browser: Any, 
         assert (
             box.evaluate("one => getComputedStyle(one).backgroundAttachment").split(", ") == ["local"] * 2 + ["scroll"] * 2
         )
+
+
+@pytest.mark.parametrize(("last", "some"), [(8_000, {"2000", "8000"}), (30_000, {"10k", "30k"}), (4_000_000, {"1M", "4M"})])
+def test_numbers_on_an_axis_are_those_of_the_curve(browser: Any, tmp_path: Path, last: int, some: set[str]) -> None:
+    path = tmp_path / "tokens.html"
+    curve = Chart("c", "C", "", "S", "tokens", "loss", [Line("base", [0, last // 2, last], [3.0, 2.0, 1.5])], whole=True)
+    path.write_text(page(Contents("C", [Chapter("C", "", "", [], [curve])]), {}), encoding="utf-8")
+    with Seen(browser, path) as seen:
+        ticks = seen.find("[data-name=c] text.number").all_text_contents()
+        assert some < {tick.replace(".0", "") for tick in ticks}, ticks

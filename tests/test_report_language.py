@@ -65,6 +65,16 @@ def test_curves_are_over_tokens_and_the_boundary_is_a_line() -> None:
     assert base.x.tolist() == [step * A_STEP for step in range(500, 4001, 500)]  # since the boundary
 
 
+@pytest.mark.parametrize(("every", "shown"), [(4000, False), (2000, True)])
+def test_the_last_task_has_a_chart_of_its_own_if_it_was_tested_more_than_once(every: int, shown: bool) -> None:
+    runs = [text_run("base", 1), text_run("FIRE", 1)]
+    for run in runs:
+        run.rows[:] = [row for row in run.rows if not row["task"] or row["at"] % every == 0]
+    names = [one.name for one in accuracy(study_of(*runs, metric=METRIC), "mean", 0)]
+    assert ("openmix-loss-last" in names) == shown
+    assert "openmix-loss-epoch" in names
+
+
 def test_curves_are_over_the_unit_of_tasks_if_a_row_has_no_tokens() -> None:
     runs = [text_run("base", 1), text_run("FIRE", 1)]
     del runs[1].rows[3]["tokens"]

@@ -451,7 +451,7 @@ def refusals(tmp_path: Path) -> dict[str, tuple[dict[str, Any], str]]:
         "too few files of sources": ({"corpora": ["a.txt", "three.txt"], "sources": ["three.txt"]}, "1 files of sources"),
         "a source that is a path": ({"sources": ["path.txt"]}, r"path\.txt, line 2"),
         "all held out": ({"hold_out": 0.9}, "--hold-out 0.9 of the 2 documents"),
-        "none held out": ({"hold_out": 0.01}, "--hold-out 0.01 of the 2 documents"),
+        "none held out": ({"hold_out": 0.01}, "--hold-out 0.01 of the 2 documents.* --documents lines"),
         "no share": ({"hold_out": 1.0}, "--hold-out 1.0"),
         "no name": ({"into": "a/b"}, "--into a/b"),
         "negative": ({"jobs": -1}, "--jobs -1"),

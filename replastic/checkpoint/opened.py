@@ -143,7 +143,7 @@ def _read_file(path: Path) -> Contents:
     with open(path, "rb") as file:
         start = file.read(32)
     if not start:
-        raise CheckpointError(f"{path} is empty")
+        raise CheckpointError(f"{path} is empty: save or download it again")
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointError(f"{path} is a Git LFS pointer, not the file itself: download it with `git lfs pull`")
     if start[:4] == b"PK\x03\x04":

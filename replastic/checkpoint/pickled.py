@@ -110,8 +110,8 @@ def read_pickle(file: BinaryIO, what: str, *, legacy: bool = False) -> Any:
     if refused:
         raise Refused(
             f"{what}: it contains {some(name[:200] for name in refused)}, which torch.load(weights_only=True) refuses: "
-            "loading it would run its code. Nothing was loaded. If you trust the source of the file, load it there and save "
-            "only the weights, as in torch.save(model.state_dict(), path)"
+            "loading it would run its code. Nothing was loaded. If you trust the source of the file, load it yourself with "
+            "torch.load(path, weights_only=False), and save only the weights with torch.save(model.state_dict(), new_path)"
         )
     if len(reader.stack) != 1 or reader.marks:
         raise CheckpointError(f"{what}: its pickle does not end with one object: it is damaged")

@@ -112,7 +112,8 @@ def _read_saved(path: Path, file: BinaryIO, held: dict[str, Member], what: str) 
     if not pickles and any(name.endswith(".npy") for name in held):
         raise CheckpointError(
             f"{what}: it is an archive of NumPy arrays, which is not supported: convert it with "
-            "torch.save({name: torch.from_numpy(array) for name, array in numpy.load(path).items()}, new_path)"
+            "torch.save({name.replace('/', '.'): torch.from_numpy(array) for name, array in numpy.load(path).items()}, "
+            "new_path), with the names and shapes of PyTorch: '0.weight' is (outputs, inputs)"
         )
     if len(pickles) != 1:
         raise CheckpointError(
@@ -176,7 +177,8 @@ def read_legacy(path: Path) -> Contents:
         if magic != _LEGACY_MAGIC:
             raise CheckpointError(
                 f"{what}: a pickle, but not of torch.save, such as scikit-learn or pickle.dump write. Loading it would run "
-                "its code, so it was not loaded: save the weights with torch.save(model.state_dict(), path)"
+                "its code, so it was not loaded. For a PyTorch model, write torch.save(model.state_dict(), path); for "
+                "another model, save its arrays, as in torch.save({'0.weight': torch.from_numpy(model.coefs_[0].T)}, path)"
             )
         version, system, content, keys = (
             read_pickle(file, what, legacy=True)  # pyright: ignore[reportArgumentType]

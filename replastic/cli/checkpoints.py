@@ -199,7 +199,7 @@ def _heading(checkpoint: Checkpoint, bones: Skeleton) -> str:
     size = sum(file.stat().st_size for file in checkpoint.files)
     files = f" in {len(checkpoint.files)} shards" if len(checkpoint.files) > 1 else ""
     names = ", ".join(f"{family} ({count})" for family, count in bones.families.items() if family)
-    known = f"layers known by name: {names}" if names else "no layer is known by its name, only by its shape"
+    known = f"layers known by name: {names}" if names else "no name is known, so layers are told by their shapes"
     held = f"{_counted(len(checkpoint.tensors), 'tensor')}{files}, {_size(size)}"
     return f"{checkpoint.path}: {checkpoint.format}, {held}; {known}"
 

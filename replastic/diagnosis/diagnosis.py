@@ -82,11 +82,8 @@ class Diagnosis:
         none = "Nothing unhealthy was found." if self.enough else "There are too few samples to tell what is healthy."
         found = [str(finding) for finding in self.findings] or [none]
         todo = [f"{number}. {one}" for number, one in enumerate(self.advice, 1)]
-        todo = (
-            ["What to do, now and each time the data changes", *(f"  {line}" for line in "\n".join(todo).splitlines()), ""]
-            if todo
-            else []
-        )
+        when = ", now and each time the data changes" if self.enough else ""
+        todo = [f"What to do{when}", *(f"  {line}" for line in "\n".join(todo).splitlines()), ""] if todo else []
         notes = [f"Note: {note}" for note in self.notes]
         return "\n".join([self.title, "", *found, "", *todo, *_table(self), *notes])
 

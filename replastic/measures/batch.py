@@ -39,7 +39,7 @@ def count_samples(inputs: Any) -> int:
     if not len(tensors[0]):
         raise NotMeasurable("the batch has no samples")
     if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in tensors):
-        raise NotMeasurable("the inputs contain NaN or infinite values")
+        raise NotMeasurable("the inputs contain NaN or infinite values: pass finite ones")
     return len(tensors[0])
 
 

@@ -390,4 +390,4 @@ def _count(units: Units) -> int:
 def _check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
     bad = [name for name, tensor in named if not tensor.isfinite().all()]
     if bad:
-        raise NotMeasurable(f"{', '.join(bad[:3])}: NaN or infinite entries; no measure of weights is defined for them")
+        raise NotMeasurable(f"{', '.join(bad[:3])}: NaN or infinite entries, which no measure takes: reload these weights")

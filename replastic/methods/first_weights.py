@@ -1,4 +1,4 @@
-"""Where a remedy takes first weights from: those that were passed, those that were remembered, or a draw by the layers' law.
+"""Where a remedy takes first weights from: those that were passed, those that were remembered, or new ones by the layers.
 
 Many remedies bring weights back to, or towards, where training started. A training loop seldom keeps these weights, so a
 function that needs them takes the first of:
@@ -86,7 +86,8 @@ def first_weights_of(
         found, source, what = _REMEMBERED[inner], "the weights that were remembered", "what was remembered"
     else:
         number = seed if isinstance(seed, int) else _drawn_from(seed)
-        found, source = _by_law(inner, set(inside.values()), number), f"a draw by the layers' law, seed {number}"
+        found = _by_law(inner, set(inside.values()), number)
+        source = f"drawn again with seed {number}, because nothing was remembered"
         what = "the draw"
     names = {}
     for name, within in inside.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..record import Run
 from ..record.position import position_of
 from .charts import FEW, chart, chart_or_bars
-from .curves import Moment, within_tasks
+from .curves import Moment, curves, within_tasks
 from .ends import task_ends
 from .estimates import Centre
 from .finding import entitled, finding
@@ -54,7 +54,8 @@ def _same_in_other_units(names: Set[str], metric: str) -> set[str]:
 
 
 def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) -> list[Chart]:
-    """Over tasks if there are several; within tasks if they were tested more than once; of two, also the last alone.
+    """Over tasks if there are several; within tasks if they were tested more than once; of two, also the last, if it
+    was tested more than once.
 
     With starts, the first task until the last start, and the last task from each of them: runs from different starts cross
     their boundary at different places.
@@ -66,7 +67,7 @@ def _charts(study: Study, figure: str, section: str, kind: Centre, smooth: int) 
     often = within_tasks(study, figure)
     if not moments or often:
         moments.append("epoch")
-    if tasks == FEW and often:
+    if tasks == FEW and any(len(curve.x) > 1 for curve in curves(study, figure, "last")):
         moments.append("last")
     found = (chart(study, figure, moment, section, kind, smooth=smooth) for moment in moments)
     return [one for one in found if one is not None]

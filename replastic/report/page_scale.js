@@ -1,7 +1,8 @@
 // Ranges, ticks, scales, and numbers as text. The page_*.js and page.js are one module, put together by page.py.
 
 const MINUS = "−";
-const UNITS = [[1e9, "G"], [1e6, "M"], [1e4, "k"]]; // from 10k on: four digits are read more easily than 1k
+const UNITS = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const PLAIN = 1e4; // below it no unit: four digits are read more easily than 1k
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -65,7 +66,7 @@ function tickText(value, step, largest) {
   if (value === 0) return "0";
   const digits = Math.max(0, Math.ceil(Math.log10(Math.abs(value) / step)));
   if (largest < 1e-3 || largest >= 1e12) return scientific(value, digits);
-  const [unit, letter] = UNITS.find(([size]) => largest >= size) ?? [1, ""];
+  const [unit, letter] = UNITS.find(([size]) => largest >= Math.max(size, PLAIN)) ?? [1, ""];
   const decimals = Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9));
   return (value / unit).toFixed(decimals).replace("-", MINUS) + letter;
 }

@@ -50,6 +50,10 @@ from .threads import Computing
 
 Table = Mapping[str, Any]
 _FIRST_LINES = {"arms": "[arms.base], for training without any method", "training": "[training], and renew_optimizer = true"}
+_HINTS = {  # by what tomllib says
+    "Invalid value": '; text stands in quotes, as in name = "digits"',
+    "at the end of a table declaration": '; a name such as S&P stands in quotes, as in [arms."S&P"]',
+}
 _LONGEST = 255  # bytes of a name; a folder is named after an arm
 
 
@@ -125,8 +129,8 @@ def read(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:  # also numbers of thousands of digits, and lists in each other
-        hint = '; text stands in quotes, as in name = "digits"' if "Invalid value" in str(problem) else ""
-        raise OptionError(f"{path}: {problem}{hint}") from problem
+        hints = (hint for said, hint in _HINTS.items() if said in str(problem))
+        raise OptionError(f"{path}: {problem}{next(hints, '')}") from problem
     for change in changes:
         _change(table, change)
     try:

@@ -81,7 +81,8 @@ def named(
     """
     options, where = dict(table), f"[{key}]"
     if "name" not in options:
-        raise OptionError(f"{where} has no name: set one of {', '.join(known)}, or one like {_EXAMPLES[key]!r}")
+        of_text = '; for language, begin the file with kind = "text"' if key == "data" and "context" in options else ""
+        raise OptionError(f"{where} has no name: set one of {', '.join(known)}, or one like {_EXAMPLES[key]!r}{of_text}")
     name = options.pop("name")
     offered = given if of_own is None else of_own
     try:
