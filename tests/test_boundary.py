@@ -527,3 +527,14 @@ def test_noise_is_drawn_from_a_seed_and_finite() -> None:
         with pytest.raises((TypeError, ValueError), match=r"NoneType|float|sigma=inf"):
             rp.shrink_and_add_noise_(model, **options)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_all_parts_and_names_of_what_was_cleared_are_reported() -> None:
+    model = nn.MultiheadAttention(8, 2)
+    report = rp.restore_norms_(model, optimizer=torch.optim.Adam(model.parameters()))
+    assert report.cleared == report.names
+    assert len(report.names) == 4  # queries, keys, values and the projection
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    report = rp.reset_(tied, optimizer=torch.optim.Adam(tied.parameters()))
+    assert set(report.cleared) == set(report.names) == {"0.weight", "0.bias", "1.weight", "1.bias"}

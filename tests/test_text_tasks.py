@@ -273,6 +273,7 @@ def test_domains_come_in_rounds_of_their_own_order_and_then_the_probe(tmp_path: 
         ({"domains": ["e"]}, "'e': there are a, b, c, d"),
         ({"rounds": 0}, "rounds = 0"),
         ({"probe_steps": 3}, "probe_steps = 3"),
+        ({"probe": "b", "probe_steps": 0}, "steps=0"),
     ):
         with pytest.raises(ValueError, match=said):
             domains(of, seed=0, batch=4, **{"steps": 2, **wrong})

@@ -107,11 +107,15 @@ class BoundaryReport:
 
 
 class Written(NamedTuple):
-    """A tensor that will be written: its name, the tensors that are its memory, and a mask if only parts of it are."""
+    """A tensor that will be written: its name, the tensors that are its memory, and a mask if only parts of it are.
+
+    parts: the names of these parts, or of all parts.
+    """
 
     name: str
     tensors: Sequence[Tensor]
     mask: Tensor | None = None
+    parts: Sequence[str] = ()
 
 
 class Entry(NamedTuple):
@@ -120,7 +124,7 @@ class Entry(NamedTuple):
     optimizer: Optimizer
     parameter: Tensor
     mask: Tensor | None
-    name: str
+    names: list[str]  # of what is written in it
 
 
 def written_parts(weights: Iterable[WeightMatrix]) -> Iterator[Written]:
@@ -134,7 +138,7 @@ def written_parts(weights: Iterable[WeightMatrix]) -> Iterator[Written]:
             mask = torch.zeros_like(parameter, dtype=torch.bool)
             for part in parts:
                 part.stack(mask).view.fill_(True)
-        yield Written(parts[0].name, [parameter, *parts[0].aliases], mask)
+        yield Written(parts[0].name, [parameter, *parts[0].aliases], mask, [part.name for part in parts])
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,7 @@ def optimizer_entries(model: nn.Module, written: Iterable[Written], optimizer: O
     if not every and by_memory.keys().isdisjoint(map(memory, model.parameters())):
         raise ValueError("the optimiser that was passed holds no parameter of this model: pass the one that trains it")
     entries: dict[tuple[int, int], Entry] = {}
-    for name, tensors, mask in written:
+    for name, tensors, mask, parts in written:
         found = [pair for key in dict.fromkeys(map(memory, tensors)) for pair in by_memory.get(key, [])]
         if every and not found:
             raise ValueError(
@@ -176,7 +180,7 @@ def optimizer_entries(model: nn.Module, written: Iterable[Written], optimizer: O
             )
         for one, parameter in found:
             check_clearable(one, parameter, mask)
-            entries.setdefault((id(one), id(parameter)), Entry(one, parameter, mask, name))
+            entries.setdefault((id(one), id(parameter)), Entry(one, parameter, mask, [])).names.extend(parts or [name])
     return Entries(list(entries.values()), ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers)))
 
 
@@ -241,7 +245,7 @@ def rewrite_(
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
         tuple(figures[memory(tensor), tensor.stride()] for tensor in tensors.values()),
         source,
-        tuple(dict.fromkeys(entry.name for entry in entries.entries)),
+        tuple(dict.fromkeys(name for entry in entries.entries for name in entry.names)),
         entries.kinds,
         tuple(left_alone),
     )

@@ -90,7 +90,7 @@ def shrink_and_perturb_(
 
     >>> report = shrink_and_perturb_(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), 0.8)
     >>> report.names, report.source
-    (('0.weight', '0.bias', '2.weight', '2.bias'), "drawn again with seed 0, because nothing was remembered")
+    (('0.weight', '0.bias', '2.weight', '2.bias'), 'drawn again with seed 0, because nothing was remembered')
     """
     if not 0 <= rate <= 1:
         raise ValueError(f"rate={rate!r}: pass a number between 0 and 1")

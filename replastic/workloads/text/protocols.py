@@ -68,7 +68,7 @@ def domains(
         order = torch.randperm(len(names), generator=draw).tolist()
         tasks += [data.task(f"{names[one]} {number}", names[one], batch=batch, steps=steps) for one in order]
     if probe is not None:
-        tasks.append(data.task(f"{probe} (probe)", probe, batch=batch, steps=probe_steps or steps))
+        tasks.append(data.task(f"{probe} (probe)", probe, batch=batch, steps=steps if probe_steps is None else probe_steps))
     return tasks
 
 

@@ -322,7 +322,7 @@ def _split(part: _Part, numbers: np.ndarray, hold_out: float, seed: int) -> list
     if not 0 < count < len(numbers):
         raise ValueError(
             f"--hold-out {hold_out} of the {len(numbers):,} documents of {part.name} is {count}, but both parts need one or "
-            "more: pass another share, or --documents lines, which makes a document of each line"
+            "more: pass another share, write lines <|endoftext|> between documents, or pass --documents lines if each is one"
         )
     order = np.argsort(np.random.PCG64(seed).random_raw(len(numbers)), kind="stable")
     return [numbers[np.sort(order[count:])], numbers[np.sort(order[:count])]]
