@@ -69,7 +69,7 @@ def test_a_report_says_which_unit_its_curves_are_over(tmp_path: Path) -> None:
     assert (study.unit, problems) == ("steps", [])
     over = {one.name: one for one in accuracy(study, "mean", 0)}
     assert over["test-accuracy-epoch"].x_label == "step"
-    assert over["test-accuracy-epoch"].title == "test_accuracy over steps"
+    assert over["test-accuracy-epoch"].title == "Test accuracy over steps"
     assert max(over["test-accuracy-epoch"].lines[0].x) == 3 * OF
     assert list(over["test-accuracy-epoch"].marks) == [OF, 2 * OF]
     assert over["test-accuracy-end"].x_label == "task"
@@ -131,7 +131,7 @@ def test_spectra_of_tasks_of_other_lengths_are_frames_of_the_same_moments(other:
 def test_a_unit_is_text_whatever_it_is() -> None:
     unit = "{0.__class__} {x} <b>"
     titles = [one.title for one in accuracy(study_of(in_unit(unit, 40)), "mean", 0)]
-    assert f"test_accuracy over {unit}" in titles
+    assert f"Test accuracy over {unit}" in titles
 
 
 def test_a_loss_that_is_not_a_number_is_never_the_best() -> None:
