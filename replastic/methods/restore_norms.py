@@ -148,8 +148,8 @@ class RestoreNorms(Method):
         shifts = [named[name] for name in biases_of(learner.model, self.where)] if self.biases else []
         if self.clear_state:
             parts = list(written_parts(chosen))
-            learner.will_forget(self, [one for _, some, mask in parts if mask is None for one in some] + shifts)
-            learner.will_forget(self, [one for _, some, mask in parts if mask is not None for one in some], parts=True)
+            learner.will_forget(self, [one for part in parts if part.mask is None for one in part.tensors] + shifts)
+            learner.will_forget(self, [one for part in parts if part.mask is not None for one in part.tensors], parts=True)
         if self.to == "fresh":
             learner.check_fresh()
 
