@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import replastic as rp
-from replastic.diagnosis.advice import FEWEST, STALE
+from replastic.diagnosis.advice import FEWEST, STALE, unknown_kind
 
 ROOT = Path(__file__).parent.parent
 
@@ -182,6 +182,15 @@ def test_no_remedy_is_advised_for_architectures_that_none_was_measured_with() ->
     assert diagnosis.findings
     assert diagnosis.advice == ()
     assert any("attention" in note and "docs/remedies.md" in note for note in diagnosis.notes)
+
+
+def test_attention_and_embeddings_are_known_by_other_names() -> None:
+    class Attn(nn.Linear):
+        pass
+
+    assert unknown_kind(nn.Sequential(Attn(3, 2))) == "attention"
+    assert "embeddings" in unknown_kind(nn.Sequential(nn.EmbeddingBag(3, 2)))
+    assert unknown_kind(nn.Sequential(nn.Linear(3, 2), nn.ReLU())) == ""
 
 
 class Conv1D(nn.Module):

@@ -132,8 +132,10 @@ def unknown_kind(model: nn.Module) -> str:
     """Why no remedy can be advised for this kind of network: what it has that none was measured with; "" if nothing."""
     attention = {"attention": nn.MultiheadAttention, "recurrent layers": nn.RNNBase, "embeddings": nn.Embedding}
     attention |= {"recurrent cells": nn.RNNCellBase, "transposed convolutions": nn.modules.conv._ConvTransposeNd}
+    attention |= {"bags of embeddings": nn.EmbeddingBag}
     found = [name for name, kind in attention.items() if any(isinstance(module, kind) for module in model.modules())]
-    if any("attention" in type(module).__name__.lower() for module in model.modules()):
+    names = [type(module).__name__.lower() for module in model.modules()]
+    if any("attention" in name or "attn" in name for name in names):
         found.append("attention")
     return " and ".join(dict.fromkeys(found))
 
