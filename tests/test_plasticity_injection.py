@@ -295,3 +295,10 @@ def test_ddp_is_refused_and_what_is_said_instead_works(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
     assert isinstance(model.head, Injected)
     assert not torch.equal(next(model.head.new.parameters()), next(model.head.copy.parameters()))
+
+
+def test_an_optimiser_that_would_keep_the_old_heads_state_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(TypeError, match="LBFGS"):
+        rp.inject_plasticity_(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    assert isinstance(model[2], nn.Linear)

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from ..learner import Learner, Method, Task
-from ..learner.checks import check_unwrapped
+from ..learner.checks import check_unwrapped, optimizers_of
 from ..learner.fresh import named_tensors, reinitialised
 from ..optim import as_list, as_one, holds, swap_
 from ..units import original
@@ -172,6 +172,11 @@ def _check_learns(head: str, learning: Mapping[str, nn.Parameter]) -> None:
 def _inject_(model: nn.Module, head: str, new: nn.Module, optimizer: Optimizers, source: str) -> BoundaryReport:
     """Inject `new`, and let the optimiser train it in place of the part of the head that learns now."""
     learning, trained = _learning(model, head), as_one(optimizer) if optimizer is not None else None
+    if trained is not None and any(isinstance(one, torch.optim.LBFGS) for one in optimizers_of(trained)):
+        raise TypeError(
+            "LBFGS keeps the state of all parameters in one vector, which would be that of the old head: pass "
+            "optimizer=None, and create a new one"
+        )
     held = [name for name, parameter in learning.items() if trained is not None and holds(trained, parameter)]
     unknown = [name for name, parameter in learning.items() if parameter.requires_grad and name not in held]
     if unknown and trained is not None:
