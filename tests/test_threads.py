@@ -69,7 +69,10 @@ def test_threads_of_the_file_are_part_of_what_decides_the_results() -> None:
     assert "run" not in RunSpec(small(), "base", 1).config()  # as in older records
 
 
-@pytest.mark.parametrize(("table", "told"), [({"threads": 0}, "threads = 0"), ({"thread": 2}, "threads")])
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [({"threads": 0}, "threads = 0"), ({"threads": 100_000}, "threads = 100000"), ({"thread": 2}, "threads")],
+)
 def test_wrong_threads_are_refused(table: dict[str, int], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         small(run=table)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 
 
+_MOST = 1024  # far more crash OpenMP
+
+
 @dataclass(frozen=True)
 class Computing:
     """How a run computes.
@@ -20,8 +23,8 @@ class Computing:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"[run] threads = {self.threads}: write 1 or more")
+        if self.threads is not None and not 1 <= self.threads <= _MOST:
+            raise ValueError(f"[run] threads = {self.threads}: write a number from 1 to {_MOST}")
 
     def wanted(self) -> int | None:
         """The number in the file, or else in OMP_NUM_THREADS; None if there is neither."""
