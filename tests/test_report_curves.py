@@ -165,7 +165,8 @@ def test_charts_are_over_tasks_if_there_are_several_and_over_epochs_if_these_wer
         return moments(accuracy(study_of(run_of("base", 1, rows)), "mean", 0))
 
     assert charts_of(rows_of([[0.1, 0.2]])) == ["test-accuracy-epoch"]  # one task
-    assert charts_of(rows_of([[0.1, 0.2], [0.3]])) == ["test-accuracy-epoch", "test-accuracy-last"]
+    assert charts_of(rows_of([[0.1, 0.2], [0.3]])) == ["test-accuracy-epoch"]  # one row of the last task is no curve
+    assert charts_of(rows_of([[0.1, 0.2], [0.3, 0.4]])) == ["test-accuracy-epoch", "test-accuracy-last"]
     assert charts_of(rows_of([[0.1, 0.2]] * 3)) == ["test-accuracy-end", "test-accuracy-epoch"]
     assert charts_of(rows_of([0.1] * 800)) == ["test-accuracy-end"]  # online: a row a task
     online = [{"task": task, "epoch": 1, "step": task, "online_accuracy": 0.5, "loss": 0.1} for task in range(5)]

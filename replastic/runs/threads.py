@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-
 _MOST = 1024  # far more crash OpenMP
 
 
