@@ -1,4 +1,4 @@
-"""Write what docs/measures.md and README have from elsewhere: the table of measures, and what the examples printed.
+"""Write the generated blocks of docs/measures.md and README: the table of measures, and the output of the examples.
 
 python docs/measures.py
 """
@@ -16,7 +16,7 @@ PAGES = (ROOT / "docs/measures.md", ROOT / "README.md")
 
 
 def rendered(text: str) -> str:
-    """A page with what stands between its markers made anew."""
+    """The page with its marked blocks generated again."""
     rows = ["| `rp.measure(probe, ...)` | | of | settings |", "|---|---|---|---|"]
     for name, entry in MEASURES.items():
         rows.append(f"| `{name}`{_marks(entry)} | {_first(entry)} | {entry.family} | {_settings(entry)} |")

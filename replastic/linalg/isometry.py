@@ -56,7 +56,7 @@ def squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
 
 
 def normalised_squared_frobenius_error(before: Tensor, after: Tensor) -> Tensor:
-    """SFE / ‖before‖²_F: the moved share of the weight, comparable between layers of different size.
+    """SFE / ‖before‖²_F: the changed share of the weight, comparable between layers of different sizes.
 
     >>> normalised_squared_frobenius_error(3 * torch.eye(2), torch.zeros(2, 2))
     tensor(1.)

@@ -55,7 +55,7 @@ class LayerBalance(NamedTuple):
 
 
 def layer_balance(norm: float, other: float, first: float, other_first: float) -> float:
-    """b = |‖W'_t‖/‖W_t‖ - ‖W'_0‖/‖W_0‖| of two layers' Frobenius norms, now and initially; W is initially the smaller.
+    """b = |‖W'_t‖/‖W_t‖ - ‖W'_0‖/‖W_0‖| of two layers' Frobenius norms, now and initially; W has the smaller initial norm.
 
     >>> layer_balance(1.0, 6.0, first=1.0, other_first=2.0)
     4.0
@@ -102,7 +102,7 @@ def pq_norm(weights: Sequence[Tensor], p: float = 2, q: float = 2) -> Tensor:
 
 
 def pq_balancedness(probe: Probe, p: float = 2, q: float = 2) -> float:
-    """‖W‖_{p,q} divided by the smallest that scaling hidden units can reach: 1 for a balanced network, never less.
+    """‖W‖_{p,q} divided by its minimum over scalings of hidden units: at least 1, and 1 for a balanced network.
 
     The probe's batch is used to check, with random scales, that scaling leaves the function unchanged. Units that are
     normalised, or whose activation function is not positively homogeneous, are an error.

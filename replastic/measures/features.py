@@ -31,7 +31,7 @@ def srank(features: Tensor, delta: float = 0.01) -> Tensor:
 
 
 def threshold_rank(features: Tensor, epsilon: float = 0.01) -> Tensor:
-    """#{i : σ_i(Φ/√n) > ε}: in how many directions n samples vary by more than ε (Lyle, Rowland & Dabney 2022).
+    """#{i : σ_i(Φ/√n) > ε}: the number of directions in which n samples vary by more than ε (Lyle, Rowland & Dabney 2022).
 
     The feature rank of "Understanding and Preventing Capacity Loss in Reinforcement Learning", ICLR 2022.
 

@@ -85,7 +85,7 @@ def gradient_covariance(gram: Tensor) -> Tensor:
 
 
 def gradient_collinearity(gram: Tensor) -> Tensor:
-    """The mean cosine between the gradients of two different samples: 1 if all pull in one direction (Lyle et al. 2023).
+    """The mean cosine between the gradients of two different samples: 1 if all have the same direction (Lyle et al. 2023).
 
     See `gradient_covariance`.
 
@@ -98,7 +98,7 @@ def gradient_collinearity(gram: Tensor) -> Tensor:
 
 
 def gradient_rank(gram: Tensor) -> Tensor:
-    """The effective rank of the samples' gradients: the effective number of directions they pull in; 0 if all are zero.
+    """The effective rank of the samples' gradients: the effective number of their directions; 0 if all gradients are zero.
 
     exp(-Σ p log p), p = σ/Σσ, of the matrix with a row ∇ℓ_i for each sample, whose Gram matrix has the eigenvalues σ².
 

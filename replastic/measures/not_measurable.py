@@ -6,4 +6,4 @@ class NotMeasurable(ValueError):
 
 
 class NotApplicable(NotMeasurable):
-    """A measure does not apply to this kind of model. A family leaves such measures out, with a warning."""
+    """A measure does not apply to this kind of model. In a family, such measures are skipped with a warning."""

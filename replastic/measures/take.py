@@ -20,15 +20,16 @@ def measure(
 ) -> dict[str, float]:
     """Measures of a probe, by flat names: "dormant_fraction/layer1.conv1", and "dormant_fraction" for the whole model.
 
-    probe: a probe, or several by name, as in {"train": one, "test": another}; names then begin with "train/" and "test/".
+    probe: a probe, or several by name, for example {"train": probe, "test": test_probe}: names then begin with "train/" and
+        "test/".
     names: measures (`MEASURES` lists them), families ("weights", "features", "units", "gradients", "curvature"), or "cheap"
         for all that need at most a forward pass. Measures that need a reference or a special kind of model, or repeat
         another measure as its authors compute it, must be named.
     settings: changes to the defaults, by measure: {"dormant_fraction": {"tau": 0.1}}.
 
-    A measure that cannot be computed is an error that names it and what it needs; so is a result that is not finite, or only
-    rounding. If you ask for a family, measures that do not apply to this kind of model are left out with a warning. The
-    condition number of a singular matrix is infinite.
+    Raises NotMeasurable, with the measure and what it needs, if a measure cannot be computed, or if its result is not finite
+    or only rounding. The condition number of a singular matrix is infinite, and not an error. If you ask for a family,
+    measures that do not apply to this kind of model are skipped with a warning.
     """
     if isinstance(probe, Mapping):
         taken = {label: measure(one, names, settings) for label, one in probe.items()}

@@ -60,7 +60,7 @@ def norm_growth(matrix: Tensor, reference: Tensor) -> Tensor:
 
 
 def relative_distance(matrix: Tensor, reference: Tensor) -> Tensor:
-    """‖W - W_ref‖_F / ‖W_ref‖_F: how far a weight has moved since the reference, relative to its norm then.
+    """‖W - W_ref‖_F / ‖W_ref‖_F: how far a weight has moved from the reference, relative to the reference's norm.
 
     >>> relative_distance(3 * torch.eye(2), torch.eye(2))
     tensor(2.)

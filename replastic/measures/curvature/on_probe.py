@@ -20,7 +20,7 @@ def _density(probe: Probe, order: int, probes: int) -> SpectralDensity:
 
 
 def hessian_epsilon_rank(probe: Probe, *, epsilon: float = 0.1, order: int = 100, probes: int = 1) -> float:
-    """#{i : |λ_i| > ε} of the Hessian, a count, estimated. See `SpectralDensity.epsilon_rank`."""
+    """An estimate of #{i : |λ_i| > ε}, a count of the Hessian's eigenvalues. See `SpectralDensity.epsilon_rank`."""
     return hessian_density(probe, order=order, probes=probes).epsilon_rank(epsilon).value
 
 
@@ -39,7 +39,7 @@ def hessian_epsilon_mass_as_released(probe: Probe, *, epsilon: float = 0.1, orde
 def hessian_top_eigenvalue(
     probe: Probe, *, which: Which = "largest", tolerance: float = 1e-3, max_steps: int = 300
 ) -> float:
-    """The Hessian's largest eigenvalue, the sharpness; with which="magnitude", that of largest |λ|."""
+    """The Hessian's largest eigenvalue, the sharpness; which="magnitude": the eigenvalue of largest |λ|."""
     generator = probe.generator()
     found = top_eigenvalues(hessian(probe), which=which, tolerance=tolerance, max_steps=max_steps, generator=generator)
     return float(found)
