@@ -45,6 +45,7 @@ WITHOUT_PYTHON = {
 SHOWN_ONLY = {
     "README.md": {"text"},
     "docs/experiments.md": {"toml"},  # tests/test_experiments.py reads it
+    "docs/language.md": {"text"},
     "docs/measures.md": {"text"},
     "docs/methods.md": {"text"},
     "docs/own-experiments.md": {"text"},
