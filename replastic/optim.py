@@ -39,7 +39,7 @@ def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None
 
     Momenta and second moments become zero. With index=None the step count becomes zero, too, so that the parameter trains
     as if it were new to the optimiser. With an index the step count stays, because all entries of a tensor share it. Adam
-    then no longer corrects its bias, and the first update of a cleared entry is up to (1-b1)/sqrt(1-b2) ≈ 3.2 learning rates.
+    then no longer corrects its bias, and the first update of a cleared entry is at most (1-b1)/sqrt(1-b2) ≈ 3.2 rates.
     Tensors keep their storage, so captured CUDA graphs and fused kernels stay valid. The exception is SGD with dampening,
     whose buffer is removed: SGD recognises the first gradient, which it does not dampen, by the missing buffer. A
     parameter that has not been stepped has no state, so nothing is cleared.
