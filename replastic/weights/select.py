@@ -57,7 +57,7 @@ def select(model: nn.Module, where: Where = "everything", *, frozen: bool = Fals
     """The weight matrices of `model` that `where` selects, each tensor once, and the skipped weights with the reason.
 
     where: one of these, or a list of them (their union):
-        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`); "preset:name" if a module has the name
+        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`); "preset:name" if a module is named so
         a glob over names    "encoder.*", "*.mlp.*.weight", "*:value" (a part of a fused weight)
         a name               the name of a weight, or of the module that holds it
         a predicate          called with each `WeightMatrix`
