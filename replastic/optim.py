@@ -216,7 +216,7 @@ class Together(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Read at each access, because an optimiser that loads a state dict replaces its groups."""
+        """The groups of all optimisers, read at each access: an optimiser that loads a state dict replaces its groups."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @param_groups.setter

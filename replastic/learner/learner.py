@@ -135,7 +135,7 @@ class Learner:
     def backward(
         self, loss: Tensor | Iterable[Tensor], batch: tuple[Any, Any] | None = None, *, clip: float | None = None
     ) -> Tensor:
-        """Compute the gradients of the loss and the methods' penalties, and clear old ones. Returns the detached loss.
+        """Replace all gradients by the gradients of the loss and the methods' penalties. Returns the loss alone, detached.
 
         loss: a scalar, or the losses of micro-batches, whose gradients and values are summed. A generator that computes the
             losses one by one needs the memory of one micro-batch.

@@ -61,7 +61,7 @@ class HareAndTortoise(Method):
     """Train the hare, test the tortoise. The optimiser's state is kept when the hare is reset, as in the paper."""
 
     decay: float = 0.999  # d: the share of the tortoise that is kept in each step
-    period: int = 2000  # steps from one reset of the hare to the next
+    period: int = 2000  # steps between two resets of the hare
     tree_may_change: ClassVar[bool] = True
     needs_first: ClassVar[bool] = False
 

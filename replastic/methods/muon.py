@@ -131,9 +131,10 @@ def muon(
 ) -> Together:
     """Muon for the matrices of hidden layers and AdamW for everything else, as one optimiser.
 
-    Hidden: linear and convolutional weights except the first (unless an embedding comes before it) and the last.
+    Hidden layers' matrices are the linear and convolutional weights except the first (unless an embedding comes before it)
+    and the last.
 
-    adam_only: names of further parameters that AdamW trains.
+    adam_only: names of other parameters that AdamW trains.
     only: the parameters to train; None: all that require gradients.
     capturable: make learning rates tensors on the device, so that a step can be part of a CUDA graph.
 
