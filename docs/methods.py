@@ -105,7 +105,7 @@ rp.inject_plasticity_(model, optimizer=optimizer)
 |---|---|---|---|
 | `rp.fire_(model, optimizer=opt)` | each weight matrix becomes the nearest isometry | for `biases=True` | `FIRE` |
 | `rp.restore_norms_(model, optimizer=opt)` | the norm of each weight | yes | `RestoreNorms` |
-| `rp.shrink_and_perturb_(model, rate=0.8, optimizer=opt)` | parameters move to initial weights | yes | `ShrinkAndPerturb` |
+| `rp.shrink_and_perturb_(model, optimizer=opt)` | parameters move towards initial weights | yes | `ShrinkAndPerturb` |
 | `rp.shrink_and_add_noise_(model, optimizer=opt)` | parameters shrink, plus noise | no | `ShrinkAndAddNoise` |
 | `rp.reset_(model, optimizer=opt)` | everything is reset to initial weights | yes | `FullReset` |
 | `rp.reset_(model, where="head", optimizer=opt)` | some layers are reset to initial weights | yes | `LayerReset` |
