@@ -72,11 +72,15 @@ PAGES = {
         "Eigenvalues, spectra, traces and ranks of the loss's second derivatives. `rp.measure` has the common ones by name.",
         ("measures.curvature",),
     ),
-    "units": Page("Units", "Hidden units: found in a model's graph, observed, and re-initialised.", ("units",)),
+    "units": Page("Units", "Find hidden units in a model's graph, observe them, and re-initialise them.", ("units",)),
     "weights": Page("Weights", "A model's weights as matrices, and how to choose among them.", ("weights",)),
-    "linalg": Page("Linear algebra", "Functions of tensors. They know nothing of models.", ("linalg",)),
+    "linalg": Page("Linear algebra", "Functions of tensors, independent of models.", ("linalg",)),
     "theory": Page("Theory", "Both sides of the papers' theorems as numbers, for small networks.", ("theory",)),
-    "train": Page("Training", "[Streams and training](../training.md) explains both.", ("train",)),
+    "train": Page(
+        "Training",
+        "Train a learner on a list of tasks. [Streams and training](../training.md) explains tasks and settings.",
+        ("train",),
+    ),
     "experiments": Page(
         "Experiments",
         "Data sets, protocols, networks, and records of runs, as [experiment files](../experiments.md) use them.",

@@ -64,8 +64,8 @@ INTRODUCTION = """# Methods
 
 <!-- Made by `python docs/methods.py` from the docstrings and from benchmarks/results. Do not edit. -->
 
-They are dataclasses (`shrink_encoder` and `l2_er` are functions that return lists of them), given to a `Learner`; a list is
-a combination. `rp.METHODS` has them by name, and [learner](learner.md) says how the loop around them looks.
+Methods are dataclasses that you pass to a `Learner`; pass a list to combine several. `shrink_encoder` and `l2_er` are
+functions that return such lists. `rp.METHODS` has all methods by name. [The learner](learner.md) shows the training loop.
 
 ```python
 learner = rp.Learner(model, optimizer, methods=[rp.CBP(), rp.L2(1e-4)], loss=torch.nn.functional.cross_entropy)
@@ -75,17 +75,18 @@ for inputs, targets in first_task.batches(generator):
 learner.begin(second_task)  # a boundary: resets, FIRE, Shrink & Perturb act here
 ```
 
-A method acts at a **boundary** between tasks, after every **step**, or in the **loss**; `from_task=1` has it start with the
-second task (at boundaries, `from_task=2` skips the first). Cost is what it adds to a training step of ResNet-18 (batches of
-256, H200), or the time of one boundary; with which settings, and how it was measured, stands in
-[performance](performance.md). Within a percent of zero, it is noise.
+A method acts at a **boundary** between tasks, after every **step**, or in the **loss**. With `from_task=1` it starts in
+the second task; to skip the first boundary, pass `from_task=2`. The cost is the time that a method adds to a training
+step of ResNet-18 (batches of 256, H200), or the time of one boundary. Costs within one percent of zero are noise.
+[Performance](performance.md) has the settings and explains how the costs were measured.
 
-Muon is three things: `rp.Muon` the optimiser, `rp.muon(model)` the pair with AdamW, `rp.UseMuon()` the method.
+There are three forms of Muon: `rp.Muon` is the optimiser, `rp.muon(model)` is Muon together with AdamW, and
+`rp.UseMuon()` is the method.
 
 ## One call at a boundary
 
-In a training loop of your own, every method that acts at a boundary is also one function of the model. Call it when the data
-changes, and pass the optimiser, whose state of the changed weights is cleared:
+Every method that acts at a boundary is also one function of the model, for a training loop of your own. Call the function
+when the data changes, and pass the optimiser: its state of the changed weights is cleared.
 
 ```python
 rp.remember(model)  # before training: stores a copy of the weights
@@ -100,34 +101,34 @@ rp.dash_(model, batches, loss=torch.nn.functional.cross_entropy, optimizer=optim
 rp.inject_plasticity_(model, optimizer=optimizer)
 ```
 
-| call | what it changes | first weights? | method |
+| call | what it changes | needs initial weights? | method |
 |---|---|---|---|
 | `rp.fire_(model, optimizer=opt)` | each weight matrix becomes the nearest isometry | for `biases=True` | `FIRE` |
 | `rp.restore_norms_(model, optimizer=opt)` | the norm of each weight | yes | `RestoreNorms` |
-| `rp.shrink_and_perturb_(model, rate=0.8, optimizer=opt)` | parameters move to first weights | yes | `ShrinkAndPerturb` |
+| `rp.shrink_and_perturb_(model, optimizer=opt)` | parameters move towards initial weights | yes | `ShrinkAndPerturb` |
 | `rp.shrink_and_add_noise_(model, optimizer=opt)` | parameters shrink, plus noise | no | `ShrinkAndAddNoise` |
-| `rp.reset_(model, optimizer=opt)` | all becomes first weights | yes | `FullReset` |
-| `rp.reset_(model, where="head", optimizer=opt)` | the same in some layers | yes | `LayerReset` |
+| `rp.reset_(model, optimizer=opt)` | everything is reset to initial weights | yes | `FullReset` |
+| `rp.reset_(model, where="head", optimizer=opt)` | some layers are reset to initial weights | yes | `LayerReset` |
 | `rp.dash_(model, batches, loss=loss, optimizer=opt)` | weights shrink, by the new data's gradients | no | `DASH` |
 | `rp.inject_plasticity_(model, optimizer=opt)` | a new head is added to a frozen one | yes | `PlasticityInjection` |
 
-**First weights** come from the first of three sources that is there, and the report names it:
+**Initial weights** come from the first of these sources that exists. The report names the source as `first weights`:
 
 1. `initial=first`: a state dict copied before training, `copy.deepcopy(model.state_dict())`, or a new model of the same
-   build.
+   architecture.
 2. What `rp.remember(model)` stored. The copy costs the memory of the model's parameters and buffers until the model is
    freed, and is not part of its `state_dict()`, pickles or copies. `rp.remember(model, "cpu")` keeps it in main memory.
-3. A new draw by the layers' own `reset_parameters()`, with `seed=`, an integer or a `torch.Generator`. The same integer
-   draws the same weights. What the model's constructor does after its layers are made, such as another initialisation, is
-   not repeated.
+3. New weights from the layers' own `reset_parameters()`, with `seed=`, an integer or a `torch.Generator`. The same integer
+   draws the same weights. Steps of the model's constructor after its layers are created, such as a different initialisation,
+   are not repeated.
 
-`biases=True` of `fire_`, `restore_norms_` and `shrink_and_perturb_` also resets biases to their first values.
+`biases=True` of `fire_`, `restore_norms_` and `shrink_and_perturb_` also resets biases to their initial values.
 
 Every call checks all of its input before it writes the first weight. It keeps storage, dtype, memory format, ties, frozen
-parameters, modes, gradients and the global random state. It returns a report: what was written, by how much, where first
-weights came from, which state of the optimiser was cleared, and what was skipped and why. A parameter that no optimiser
-holds is written all the same, except by `fire_` and `restore_norms_`, which raise an error. DASH's paper keeps the
-optimiser's state; to do so, leave out `optimizer`.
+parameters, modes, gradients and the global random state. It returns a report: the written weights, the size of the
+change, the source of initial weights, the optimiser state that was cleared, and the weights that were skipped, with the
+reason. A parameter that no optimiser holds is written, too, except by `fire_` and `restore_norms_`, which raise an error.
+DASH's paper keeps the optimiser's state; to do so, leave out `optimizer`.
 
 ## All methods
 """

@@ -37,12 +37,12 @@ _COUNTERS = {"step": 0, "mu_product": 1, "RMS": 0}  # NAdam; Hugging Face's Adaf
 def clear_state_(optimizer: Optimizer, param: Tensor, index: Any = None) -> None:
     """Clear the optimiser's state of `param`, or of the entries `param[index]`, in place.
 
-    Momenta and second moments become zero. With index=None the step count does too, so that the parameter trains as if it
-    were new to the optimiser. With an index the step count stays, because all entries of a tensor share it: Adam no longer
-    corrects its bias, and the first update of a cleared entry is up to (1-b1)/sqrt(1-b2) ≈ 3.2 learning rates.
+    Momenta and second moments become zero. With index=None the step count becomes zero, too, so that the parameter trains
+    as if it were new to the optimiser. With an index the step count stays, because all entries of a tensor share it. Adam
+    then no longer corrects its bias, and the first update of a cleared entry is at most (1-b1)/sqrt(1-b2) ≈ 3.2 rates.
     Tensors keep their storage, so captured CUDA graphs and fused kernels stay valid. The exception is SGD with dampening,
-    whose buffer is removed: SGD recognises the first gradient, which it does not dampen, by the missing buffer. Nothing
-    happens to a parameter that has no state because it has not been stepped.
+    whose buffer is removed: SGD recognises the first gradient, which it does not dampen, by the missing buffer. A
+    parameter that has not been stepped has no state, so nothing is cleared.
 
     index: anything that indexes `param`: a row, a slice, a tensor of indices, a mask of its shape.
 
@@ -110,10 +110,10 @@ def _obstacle(optimizer: Optimizer, param: Tensor, index: Any) -> tuple[str, str
 
 
 def check_will_clear(optimizer: Optimizer, entries: Iterable[tuple[Tensor, Any]], who: str, instead: str = "") -> None:
-    """Raise, in the name of `who`, if `clear_state_` of these (parameter, index) will fail once the optimiser has stepped.
+    """Raise if `clear_state_` of these (parameter, index) will fail once the optimiser has stepped. The error names `who`.
 
-    If a parameter has no state yet, an optimiser of the same class and settings steps a small parameter. An optimiser that
-    cannot be constructed this way is assumed to be clearable.
+    If a parameter has no state yet, the check steps a small parameter with an optimiser of the same class and settings. An
+    optimiser that cannot be constructed this way is assumed to be clearable.
     """
     tried: set[tuple[int, int, bool]] = set()
     for param, index in entries:
@@ -160,7 +160,7 @@ def _no_global_hooks() -> Iterator[None]:
 
 
 def entry_state(optimizer: Optimizer, param: Tensor) -> list[Tensor]:
-    """The state tensors with one number for each entry of `param`; none if the optimiser does not train `param`."""
+    """The state tensors that have one number for each entry of `param`; [] if the optimiser does not train `param`."""
     if not holds(optimizer, param):
         return []
     check_clearable(optimizer, param, index=...)
@@ -184,7 +184,7 @@ def _group_of(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
 
 
 def swap_(optimizer: Optimizer, old: Tensor, new: Tensor) -> None:
-    """Let the optimiser train `new` instead of `old`, whose state it drops."""
+    """Let the optimiser train `new` instead of `old`. The state of `old` is dropped."""
     group = _group_of(optimizer, old)
     params, known = group["params"], optimizer.state.pop(old, {})
     params[next(index for index, param in enumerate(params) if param is old)] = new
@@ -196,7 +196,7 @@ def swap_(optimizer: Optimizer, old: Tensor, new: Tensor) -> None:
 class Together(Optimizer):
     """Several optimisers that can be used as one: merged groups, merged state, one `state_dict`.
 
-    The groups are those of the optimisers themselves, so a scheduler that sets a learning rate here sets it there.
+    The parameter groups are the optimisers' own, so a scheduler that sets a learning rate here sets it in the optimiser.
 
     >>> body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
     >>> both = Together([torch.optim.SGD(body.parameters(), lr=0.1), torch.optim.Adam(head.parameters())])
@@ -216,7 +216,7 @@ class Together(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Read at each access, because an optimiser that loads a state dict replaces its groups."""
+        """The groups of all optimisers, read at each access: an optimiser that loads a state dict replaces its groups."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @param_groups.setter
@@ -266,7 +266,7 @@ class Together(Optimizer):
 
 
 def as_list(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
-    """The optimisers of an argument `optimizer`: None, one, or several."""
+    """The argument `optimizer` (None, one optimiser, or several) as a list."""
     several = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     for one in several:
         if not hasattr(one, "param_groups"):
@@ -276,7 +276,7 @@ def as_list(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer
 
 
 def as_one(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
-    """One optimiser as it is, several as a `Together`."""
+    """The optimiser itself, or several optimisers as a `Together`."""
     several = as_list(optimizer)
     if not several:
         raise ValueError("optimizer=[] is empty: pass the optimiser that trains the model")

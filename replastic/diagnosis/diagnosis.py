@@ -63,7 +63,7 @@ class LayerHealth:
 class Diagnosis:
     """What `diagnose` found, and `advice` on what to do; `print` shows both.
 
-    findings are in the order of the layers; layers has all values.
+    `findings` are in the order of the layers; `layers` has all values.
     """
 
     findings: tuple[Finding, ...]
@@ -71,11 +71,11 @@ class Diagnosis:
     title: str
     notes: tuple[str, ...]
     advice: tuple[Advice, ...] = ()
-    enough: bool = True  # whether there were enough samples to tell
+    enough: bool = True  # whether there were enough samples for findings
 
     @property
     def healthy(self) -> bool:
-        """Whether there are no findings, in enough samples."""
+        """Whether there were enough samples and no findings."""
         return self.enough and not self.findings
 
     def __repr__(self) -> str:
@@ -99,15 +99,15 @@ def diagnose(
     where: Where = "everything",
     example: Example | None = None,
 ) -> Diagnosis:
-    """What is unhealthy in a model, layer by layer, why, and what to do about it; `print` shows it with a table.
+    """Find what is unhealthy in a model, layer by layer, and what to do about it; `print` shows it with a table.
 
     The model is compared with five newly initialised networks of the same architecture on the same batch, because what is
     normal differs between architectures. The model is not changed. For other measures or settings see `measure`.
 
     batch: inputs, or (inputs, targets); a few hundred samples of the data to be learnt next.
-    loss: if passed, together with targets, weights without a gradient are found as well.
+    loss: with a loss and targets, weights without a gradient are found as well.
     mode: "train" or "eval", for batch norms and dropout; None: the model's current mode.
-    optimizer: what trains the model; its learning rates and, with a loss, its state are examined as well.
+    optimizer: the optimiser that trains the model; its learning rates and, with a loss, its state are checked as well.
     build: a function that makes a newly initialised model; without it, every layer's reset_parameters() is called.
     where, example: see `select` and `find_units`.
     """

@@ -56,17 +56,17 @@ class Learner:
     >>> learner = Learner(model, torch.optim.Adam(model.parameters()), loss=nn.functional.cross_entropy)
     >>> loss = learner.step(torch.randn(16, 4), torch.randint(2, (16,)))
 
-    A loop of your own calls the two halves of `step`, `learner.backward(loss, batch)` and `learner.apply()`. If it must call
-    loss.backward() and optimizer.step() itself, it adds `learner.penalty(batch)` to the loss and calls
-    `learner.after_step(batch)` after the optimiser's step. `learner.begin(task)` says when the data changes.
+    Call `learner.begin(task)` when the data changes. Your own loop may call the two halves of `step`,
+    `learner.backward(loss, batch)` and `learner.apply()`. A loop that must call loss.backward() and optimizer.step() itself
+    adds `learner.penalty(batch)` to the loss and calls `learner.after_step(batch)` after the optimiser's step.
 
-    optimizer: an optimiser, or a list of them, which is then used like one.
-    methods: they act in this order; nested lists are flattened.
-    loss: a function of the model's outputs and the targets, used until a task brings its own.
+    optimizer: an optimiser, or a list of optimisers, which is then used like one optimiser.
+    methods: the methods, in the order in which they act; nested lists are flattened.
+    loss: a function of the model's outputs and the targets, used until `begin` gets a task with a loss of its own.
     build: a function that makes a newly initialised model. Without it `fresh()` calls every layer's reset_parameters, which
-        does not repeat what the model's constructor did afterwards, such as another initialisation or tied weights.
-    initial: the run's initial weights, as a copied state dict, if the model has been trained since. None: its present
-        weights. False: no copy is kept, for large models whose methods do not need one.
+        does not repeat what the model's constructor did afterwards, such as a different initialisation or tied weights.
+    initial: the run's initial weights, as a copied state dict, if the model has been trained since. None: the model's
+        present weights. False: no copy is kept, for large models whose methods do not need it.
     example: an input for `find_units`, for models whose code cannot be traced.
     seed: seeds all randomness of the methods. The order of the data does not depend on it.
     """
@@ -135,11 +135,11 @@ class Learner:
     def backward(
         self, loss: Tensor | Iterable[Tensor], batch: tuple[Any, Any] | None = None, *, clip: float | None = None
     ) -> Tensor:
-        """Replace all gradients by those of the loss and the methods' penalties; returns the loss alone, detached.
+        """Replace all gradients by the gradients of the loss and the methods' penalties. Returns the loss alone, detached.
 
-        loss: a scalar, or the losses of micro-batches, whose gradients and values are summed. A generator that computes them
-            one by one needs the memory of one.
-        batch: what the loss was computed from, for methods that look at it.
+        loss: a scalar, or the losses of micro-batches, whose gradients and values are summed. A generator that computes the
+            losses one by one needs the memory of one micro-batch.
+        batch: the inputs and targets of the loss, for methods that use them.
         clip: the largest norm of the summed gradient, penalties included.
         """
         check_loss_and_clip(loss, clip)
@@ -158,19 +158,19 @@ class Learner:
         return total
 
     def apply(self, batch: tuple[Any, Any] | None = None) -> None:
-        """Step the optimiser with the gradients that `backward` left, then let the methods act; ends the step."""
+        """Step the optimiser with the gradients of `backward`, then let the methods act. This ends the step."""
         self._finish(batch, self.updates())
 
     def after_step(self, batch: tuple[Any, Any] | None = None) -> None:
-        """The rest of `apply`, for a loop that has stepped the optimiser itself."""
+        """Let the methods act and end the step, like `apply`, in a loop that has stepped the optimiser itself."""
         self._finish(batch, self.updates()[1:])
 
     def updates(self) -> list[Optimizer | Method]:
-        """What changes the model in a step, in order: the optimiser, then the methods that act after it."""
+        """The optimiser and the methods that act after it, in the order in which they change the model in a step."""
         return [self.optimizer, *self.acting("after_step")]
 
     def update(self, updates: Iterable[Optimizer | Method]) -> None:
-        """Make some of the `updates` of a step."""
+        """Run these `updates` of a step."""
         for one in updates:
             if isinstance(one, Method):
                 one.after_step(self)
@@ -178,7 +178,7 @@ class Learner:
                 one.step()
 
     def end_steps(self, count: int = 1, batch: Batch | None = None) -> None:
-        """Note that steps were made, each with all its updates, the last of them on `batch`."""
+        """Count steps whose updates have all been run; `batch` is the batch of the last step."""
         self.batch = self.batch if batch is None else batch
         self.steps += count
         self._begun = True
@@ -196,12 +196,12 @@ class Learner:
         self.end_steps()
 
     def trained(self) -> list[Tensor]:
-        """The parameters that the optimiser holds: it clears their gradients, and they are clipped together."""
+        """The parameters that the optimiser trains. Their gradients are cleared and clipped together."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
     def optimizer(self) -> Optimizer:
-        """What trains the model. Your own loop calls `step` and `zero_grad` of this one, because a method may replace it."""
+        """The optimiser that trains the model. Your own loop must use this attribute: a method may replace it."""
         return self._optimizer
 
     @optimizer.setter
@@ -228,7 +228,7 @@ class Learner:
             self._missed.steps += 1
 
     def begin(self, task: Task | None = None) -> None:
-        """Start a task. This is a boundary, at which methods act, unless it is the first call and no step came before it."""
+        """Start a task. Methods act at this boundary, unless it is the first call and no step came before it."""
         check_unchanged(self.model, self._structure, self._place)
         check_task(task, self.methods)
         self.notice_frozen()
@@ -253,7 +253,7 @@ class Learner:
     def penalty(self, batch: tuple[Any, Any] | None = None) -> Tensor | float:
         """The sum of the methods' penalties, to be added to the loss.
 
-        batch: what the step learns from, for methods that use it.
+        batch: the inputs and targets of the step, for methods that use them.
         """
         self._see(batch)
         self.notice_frozen(after_pass=True)
@@ -265,7 +265,8 @@ class Learner:
 
         This runs at every step, so it must be cheap.
 
-        after_pass: keep the activations of the current forward pass; units that it did not cover are added after the step.
+        after_pass: keep the activations of the current forward pass; units that the pass did not cover are added after the
+            step.
         """
         now = trains_of(self._known)
         if now != self.trains:
@@ -290,7 +291,7 @@ class Learner:
         return self._acting[moment]
 
     def evaluated(self) -> dict[str, nn.Module]:
-        """The networks to be evaluated, by name. The first is the one whose results count."""
+        """The networks to evaluate, by name. The results of the first network count."""
         for method in self._started:
             networks = method.evaluated(self)
             if networks:
@@ -333,7 +334,7 @@ class Learner:
         return self.taps
 
     def reset_units(self, group: UnitGroup, chosen: Tensor) -> None:
-        """Re-initialise units: redraw their weights from the template's distribution and clear their optimiser state."""
+        """Re-initialise units: sample their weights from the template's distribution and clear their optimiser state."""
         reset_checked_(
             self.model,
             group,
@@ -344,7 +345,7 @@ class Learner:
         )
 
     def will_reset_units(self, method: Method) -> None:
-        """For a method's `start`: raise now if resetting a unit would fail later. Also taps the activations."""
+        """For a method's `start`: raise now if resetting a unit would fail later. Also starts recording the activations."""
         self.tap()
         self.template  # noqa: B018 - raises if no new weights can be drawn
         self.will_forget(method, written(self.model, self.units.groups), parts=True)
@@ -365,9 +366,9 @@ class Learner:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """A context for a method's own passes of the model, in the precision of training.
+        """A context for a method's own forward passes, in the precision of training.
 
-        Buffers, modes, `taps` and torch's random state are afterwards as they were before.
+        Buffers, modes, `taps` and torch's random state are restored when the context ends.
         """
         unheard = self.taps.paused() if self.taps is not None else nullcontext()
         with unheard, untouched(self.model), seeded(self._seed(), self.model), self.precision():
@@ -378,7 +379,7 @@ class Learner:
         return self._drawn(self._seed())
 
     def check_fresh(self) -> None:
-        """Raise if no newly initialised model can be made, for methods that need the first one only after a whole task."""
+        """Raise if `fresh` would fail, for methods that call it only after a whole task."""
         if not self._can_draw:
             self._drawn(self.seed ^ _TEMPLATE_SEED)
             self._can_draw = True
@@ -389,7 +390,7 @@ class Learner:
             return make()
 
     def data_generator(self) -> torch.Generator:
-        """For reading a task's data: `task.batches(learner.data_generator())` does not change the order of training."""
+        """A generator for reading data: `task.batches(learner.data_generator())` does not change the order of training."""
         return torch.Generator().manual_seed(self._seed())
 
     def _seed(self) -> int:
@@ -407,9 +408,9 @@ class Learner:
         return drawn.train(model.training)
 
     def forget(self, parameters: Iterable[Tensor]) -> None:
-        """Clear the optimiser's state of whole parameters: of all of them or, if one cannot be cleared, of none.
+        """Clear the optimiser's state of whole parameters. If one of them cannot be cleared, raise and clear none.
 
-        Call it before weights are written, because it raises if something cannot be cleared.
+        Call it before you write weights, so that an error leaves the weights unchanged.
         """
         held = self._held(parameters)
         for param in held:
@@ -432,7 +433,7 @@ class Learner:
         return [param for param in self.trained() if memory(param) in wanted]
 
     def model_changed(self) -> None:
-        """For a method that changed the module tree: discard what was cached about the old one."""
+        """For a method that changed the module tree: discard everything that was cached about the old modules."""
         self._structure = structure_of(original(self.model))
         self.__dict__.pop("template", None)
         self._can_draw = False
@@ -448,9 +449,9 @@ class Learner:
     # stop and resume
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: tensors, numbers, lists and dicts, which load with weights_only=True.
+        """Everything that a resumed run needs: tensors, numbers, lists and dicts, which load with weights_only=True.
 
-        As in torch, its tensors are the live ones: save it, or copy.deepcopy it, before training continues.
+        As in torch, the tensors are not copied: save the state, or call copy.deepcopy, before training continues.
         """
         return state_of(self)
 

@@ -24,7 +24,7 @@ from .task import Task
 class Learners(Mapping[str, Learner]):
     """Several networks that train together, each with a `Learner` of its own, and target networks that follow them.
 
-    The members have a boundary together, or none has one, and one state. Everything else is done with the members:
+    All members have their boundaries together and share one `state_dict`. For everything else use a member, for example
     `learners["critic"].step(...)`.
 
     >>> actor, critic, target = (nn.Linear(4, 2) for _ in range(3))
@@ -37,10 +37,10 @@ class Learners(Mapping[str, Learner]):
     ... )
     >>> learners.begin()
 
-    learners: by name. From here on the random numbers of each member come from its seed and its name, so that members with
-        the same seed draw different ones.
+    learners: the members by name. From now on each member's random numbers come from its seed and its name, so members with
+        the same seed draw different numbers.
     targets: target networks, by the name of the member that they follow. They get no gradients. After a boundary that
-        changed a member, its target is an exact copy of it, with the same modules. Steps leave targets unchanged.
+        changed a member, its target is an exact copy of the member, modules included. Steps leave targets unchanged.
     """
 
     def __init__(self, learners: Mapping[str, Learner], targets: Mapping[str, nn.Module] | None = None) -> None:
@@ -65,10 +65,10 @@ class Learners(Mapping[str, Learner]):
         return len(self._members)
 
     def begin(self, task: Task | None = None) -> None:
-        """Call `begin` of every member, and copy those whose network changed to their targets.
+        """Call `begin` of every member, then copy every network that changed to its target.
 
-        If one member raises, all of them are as they were before. Until then a second copy of the weights and of the
-        optimisers' states is in memory.
+        If one member raises, all members are restored. For this, a second copy of the weights and of the optimisers' states
+        is in memory during the call.
         """
         before = {name: Before(learner) for name, learner in self._members.items()}
         try:
@@ -96,18 +96,18 @@ class Learners(Mapping[str, Learner]):
                 mine[key].copy_(theirs[key])
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs, as `Learner.state_dict`: of every member, and the targets' tensors."""
+        """Everything that a resumed run needs: the `Learner.state_dict` of every member, and the targets' tensors."""
         return {
             "learners": {name: learner.state_dict() for name, learner in self._members.items()},
             "targets": {name: named_tensors(target) for name, target in self.targets.items()},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], task: Task | None = None) -> None:
-        """Continue where `state_dict` was taken, with the same networks, optimisers and methods, newly made.
+        """Resume from a `state_dict`, in new `Learners` with the same networks, optimisers and methods.
 
-        If one member or target does not fit, all of them are as they were before.
+        If one member or target does not fit, all members are restored.
 
-        task: the one in progress, for every member.
+        task: the current task of every member when the state was saved.
         """
         _check_names(saved, {"learners": self._members, "targets": self.targets})
         before = [Before(learner) for learner in self._members.values()]

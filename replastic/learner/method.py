@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class Method:
-    """Base class of all methods. Override at least one of `at_boundary`, `penalty` and `after_step`, and `start` to prepare;
-    a `Learner` calls them.
+    """Base class of all methods. Override at least one of `at_boundary`, `penalty` and `after_step`; a `Learner` calls them.
+
+    Override `start` for checks and preparations.
 
     from_task: the number of the first task in which the method acts. 1 follows the released code of FIRE's warm start, which
         skips regularisers, unit resets and Muon in the first task; the paper does not mention it.
-    state: all that a checkpoint must store: tensors, plain numbers, and lists and dicts of these.
-    taken: whether the method belongs to a learner; its state is of one run.
+    state: everything that a checkpoint must store: tensors, plain numbers, and lists and dicts of these.
+    taken: whether the method belongs to a learner. A method serves one learner, because its state belongs to one run.
     capturable: whether `after_step` and `penalty` may be part of a CUDA graph: fixed shapes, no branch on data.
     needs_task: whether `at_boundary` needs the task.
-    tree_may_change: whether it still works when another method, such as Plasticity Injection, replaces modules.
-    needs_first: whether it may need the run's initial weights. If no method does, a loop need not keep a copy of them.
+    tree_may_change: whether the method still works when a different method, such as Plasticity Injection, replaces modules.
+    needs_first: whether the method may need the run's initial weights. If no method does, a loop need not keep a copy.
     books: names of settings on which `state` depends, so that a run cannot resume with other values.
     one_process: whether copies of a model in several processes would drift apart, because the method uses batches, which
-        differ between processes, or changes modules, which DDP does not notice.
+        differ between processes, or because it changes modules, which DDP does not notice.
     """
 
     from_task: int = field(default=0, kw_only=True)
@@ -62,7 +63,7 @@ class Method:
         self.require("from_task", isinstance(self.from_task, int) and self.from_task >= 0, "the number of a task, 0 or more")
 
     def start(self, learner: Learner) -> None:
-        """Called before the first step or boundary in which the method acts; when resuming, before `state` is restored."""
+        """Called before the first step or boundary in which the method acts; on resume, before `state` is restored."""
 
     def at_boundary(self, learner: Learner, task: Task | None) -> None:
         """Called when the data changes to `task`, before its first step."""
@@ -75,17 +76,17 @@ class Method:
         """Called after every step of the optimiser."""
 
     def rebuild(self, learner: Learner) -> None:
-        """Called when resuming, with `state` restored and before weights are loaded: replace modules as before.
+        """Called on resume, after `state` is restored and before weights are loaded: replace the modules again.
 
         Only methods that change the module tree override this.
         """
 
     def evaluated(self, learner: Learner) -> dict[str, nn.Module] | None:
-        """The networks to be evaluated, by name; the first one's results count. None: the learner's model."""
+        """The networks to evaluate, by name. The results of the first network count. None: the learner's model."""
         return None
 
     def never_acted(self) -> str:
-        """Why the method has changed nothing in its run so far; "" if it has, or if it cannot tell."""
+        """The reason why the method has not changed anything in its run; "" if it has, or if it does not know."""
         return ""
 
     @classmethod
@@ -94,6 +95,6 @@ class Method:
         return getattr(cls, moment) is not getattr(Method, moment)
 
     def require(self, name: str, holds: bool, expected: str) -> None:
-        """Raise unless `holds`, naming the hyperparameter, its value and what was expected."""
+        """Raise if `holds` is false. The error names the hyperparameter, its value and what was expected."""
         if not holds:
             raise ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {name} must be {expected}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Batch(NamedTuple):
-    """What one step learns from."""
+    """The inputs and targets of one training step."""
 
     inputs: Any
     targets: Any
@@ -27,16 +27,16 @@ def outputs_of(model: nn.Module, inputs: Any) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """A part of a stream of data. A stream is a list of tasks, with a boundary between each two.
+    """A part of a stream of data. A stream is a list of tasks with a boundary between neighbours.
 
-    batches: a function of a generator that returns a new iterator over (inputs, targets), in an order that depends on the
-        generator alone: code that looks at the data does not disturb the order in which training sees it.
-    loss: a function of the model's outputs and the targets. If only some classes count, the loss leaves out the others.
-    evaluate: a function of a model that returns figures by name: numbers, or tensors of one number, which stay on the device
-        until they are read.
-    epochs, steps: the length of the task, one of the two: passes over the batches (1 by default), or steps. A task in steps
-        ends in the middle of a pass, or takes several.
-    correct: a function of outputs and targets that says which samples are right, for the accuracy during training.
+    batches: a function of a generator that returns a new iterator over (inputs, targets). The order depends only on the
+        generator, so code that reads the data does not change the order of training.
+    loss: a function of the model's outputs and the targets. It ignores classes that do not count in this task.
+    evaluate: a function of a model that returns metrics by name: numbers, or tensors with one element, which stay on the
+        device until they are read.
+    epochs, steps: the length of the task. Pass one of the two: passes over the batches (1 by default), or steps. A task
+        whose length is in steps may end in the middle of a pass or take several passes.
+    correct: a function of outputs and targets that returns which samples are right, for the accuracy during training.
     """
 
     name: str
@@ -65,36 +65,36 @@ class Task:
 
     @property
     def unit(self) -> str:
-        """What the task's length is counted in: "epochs" or "steps"."""
+        """The unit of the task's length: "epochs" or "steps"."""
         return "epochs" if self.steps is None else "steps"
 
     @property
     def length(self) -> int:
-        """How long the task is, in its unit."""
+        """The length of the task, in its unit."""
         return self.epochs if self.steps is None else self.steps  # pyright: ignore[reportReturnType]
 
 
 class Samples(Protocol):
-    """Samples that are looked up by number, on the device that holds them."""
+    """Samples that are looked up by index, on the device that stores them."""
 
     @property
     def device(self) -> torch.device:
-        """Where the samples are."""
+        """The device that stores the samples."""
         ...
 
     def __len__(self) -> int: ...
 
     def batch(self, chosen: Tensor) -> tuple[Any, Any]:
-        """Inputs and targets of the chosen samples, numbers (batch,) on the same device."""
+        """Inputs and targets of the chosen samples; `chosen` has their indices (batch,) on the same device."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class IndexedTask(Task):
-    """A task whose samples are looked up by number. CUDA graphs, stacks of learners and some measures need such tasks.
+    """A task whose samples are looked up by index. CUDA graphs, stacks of learners and some measures need such tasks.
 
-    samples: what is learnt in the task.
-    tests: the samples on which the model is tested, by the name of each test.
+    samples: the training samples of the task.
+    tests: the test sets, by name.
     batch_size: samples in a step.
     """
 
@@ -107,11 +107,11 @@ class IndexedTask(Task):
 
     @property
     def steps_a_pass(self) -> int:
-        """Steps of one pass over the samples; the last one may have fewer samples than others."""
+        """Steps of one pass over the samples; the last step may have fewer samples."""
         return math.ceil(len(self) / self.batch_size)
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """The order of the samples in one pass. It depends on the generator alone, and is on its device."""
+        """The order of the samples in one pass. It depends only on the generator and is on the generator's device."""
         return order_of_samples(self.samples, generator)
 
     def batch(self, chosen: Tensor) -> tuple[Any, Any]:
@@ -119,14 +119,14 @@ class IndexedTask(Task):
         return self.samples.batch(chosen)
 
     def row(self, steps: int, orders: Sequence[Tensor]) -> dict[str, Any]:
-        """What a row says besides its position and figures, after so many steps of the learner.
+        """Additional entries of a row, after `steps` steps of the learner.
 
-        orders: numbers of the samples that were learnt since the row before, of a task whose length is in steps.
+        orders: indices of the samples that were learnt since the row before, if the task's length is in steps.
         """
         return {}
 
     def added(self, split: str) -> Tensor | None:
-        """Numbers of the samples, of "train" or a test, whose classes no earlier task had; None if it adds no classes."""
+        """Indices of the samples of "train" or a test set whose classes no earlier task had; None if the task adds none."""
         return None
 
 

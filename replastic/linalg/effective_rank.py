@@ -15,8 +15,8 @@ def effective_rank(matrix: Tensor) -> Tensor:
 
     matrix: (..., rows, columns); the result has the leading axes.
 
-    n for a multiple of an orthogonal n x n matrix, 1 for a matrix of rank one, 0 for a matrix of zeros. Differentiable;
-    directions without a singular value have no gradient.
+    The result is n for a multiple of an orthogonal n x n matrix, 1 for a matrix of rank one, and 0 for a matrix of zeros. It
+    is differentiable; directions with singular value zero have no gradient.
 
     >>> effective_rank(torch.eye(4))
     tensor(4.)

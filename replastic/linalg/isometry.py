@@ -22,8 +22,8 @@ from .products import power_of_two
 def deviation_from_isometry(matrix: Tensor) -> Tensor:
     """DfI, literally ‖MᵀM - I‖²_F: 0 exactly when the columns are orthonormal.
 
-    The paper writes weights as (in, out), so its theorems hold for `weight.T` of a PyTorch layer. For the figure that a
-    report shows of a layer (smaller side, the layer's scale taken out) see `replastic.measures.layer_deviation`.
+    The paper writes weights as (in, out), so its theorems hold for `weight.T` of a PyTorch layer. Reports show a different
+    figure for a layer (smaller side, divided by the layer's scale): `replastic.measures.layer_deviation`.
 
     >>> deviation_from_isometry(2 * torch.eye(3))
     tensor(27.)
@@ -35,7 +35,7 @@ def deviation_from_isometry(matrix: Tensor) -> Tensor:
 def smaller_side_deviation(matrix: Tensor) -> Tensor:
     """DfI of the matrix or of its transpose, whichever has fewer columns.
 
-    A wide matrix cannot have orthonormal columns, but it can have orthonormal rows: this is 0 for both kinds of isometry.
+    A wide matrix cannot have orthonormal columns, but it can have orthonormal rows. The result is 0 for both isometries.
 
     >>> wide = torch.eye(2, 5)
     >>> deviation_from_isometry(wide), smaller_side_deviation(wide)

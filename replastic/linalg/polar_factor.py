@@ -28,13 +28,13 @@ _FAST_DEVIATION = 1e-9
 
 @dataclass(frozen=True)
 class PolarOptions:
-    """How to project; checked once, here, for `polar` and for everything built on it."""
+    """The settings of a projection, checked once for `polar` and for everything that uses it."""
 
     method: Method = "exact"
-    steps: int = 10  # of "published", at most MAX_STEPS; other methods choose the number themselves
+    steps: int = 10  # for "published": at most MAX_STEPS; other methods choose the number
     coefficients: str | Coefficients = "cubic"
     rank: RankPolicy = "partial"
-    precision: Precision | None = None  # of float32 products on CUDA in "published"; None: torch's own setting
+    precision: Precision | None = None  # for "published": float32 products on CUDA; None: torch's setting
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str, ...]] = {"method": get_args(Method), "rank": get_args(RankPolicy)}
@@ -79,14 +79,14 @@ class PolarOptions:
 
 @dataclass(frozen=True)
 class PolarInfo:
-    """What `polar_with_info` did. Tensors have the batch axes of the input and live where it does."""
+    """The report of `polar_with_info`. Its tensors have the batch axes and the device of the input."""
 
     options: PolarOptions
-    dfi_before: Tensor  # deviation from isometry of the input, smaller side; inf where it is beyond float64, as may be sfe
+    dfi_before: Tensor  # deviation from isometry of the input, smaller side; inf, like sfe, if beyond float64
     dfi_after: Tensor
     sfe: Tensor  # squared Frobenius error between input and factor
     null_directions: Tensor  # directions treated as null by the rank policy (integers)
-    redone: Tensor  # True where the fast route did not converge and an exact one, or the SVD, was used
+    redone: Tensor  # True where the fast route did not converge and an exact route or the SVD was used
     zero: Tensor  # True for all-zero matrices, which have no direction and stay zero
 
     def __str__(self) -> str:
@@ -139,14 +139,14 @@ def polar(
         "exact"      W(WᵀW)^(-1/2), to the rounding of the dtype
         "published"  `steps` Newton-Schulz steps from W/‖W‖_F, as FIRE's authors run it; far from orthogonal when wide
         "fast"       on half-precision tensor cores: orthogonal to 1e-9 per column, within 2e-3 of the exact factor;
-                     where the hardware has none, or the matrix is too ill-conditioned, the exact factor
+                     the exact factor if the hardware has no such cores or the matrix is too ill-conditioned
 
-    Batched over leading axes, any float dtype in and the same out, not differentiable. float16 and bfloat16 are computed
-    from their exact float32 values and rounded once. All-zero matrices come back as they are.
+    Leading axes are batch axes. The result has the dtype of the input, which may be any float dtype, and is not
+    differentiable. float16 and bfloat16 are computed in float32 and rounded once. All-zero matrices are returned unchanged.
 
-    rank: what happens to a null direction (singular value zero) in "exact": it stays null ("partial", the canonical polar
-        factor), is filled to a full isometry ("complete"), or is an error ("raise").
-    budget: bytes of scratch memory to stay within, unless a single matrix needs more.
+    rank: for "exact", what happens to a null direction (singular value zero): it stays null ("partial", the canonical polar
+        factor), is filled to a full isometry ("complete"), or raises an error ("raise").
+    budget: the limit of scratch memory in bytes; a single matrix may exceed it.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -0.1]]))
     tensor([[ 1.,  0.],

@@ -71,19 +71,19 @@ class Change:
 
 @dataclass(frozen=True)
 class BoundaryReport:
-    """What a boundary function did; `print` shows it as a table. Nothing is copied from the device until it is read."""
+    """What a boundary function did; `print` shows it as a table. Figures are copied from the device at the first read."""
 
     what: str
-    shapes: Mapping[str, tuple[int, ...]]  # of what was written, by name
-    figures: tuple[Figures, ...]  # for each: its norm before and after, and the distance between
-    source: str = ""  # where first weights came from; "" if none were needed
-    cleared: tuple[str, ...] = ()  # names of what the optimiser has forgotten
+    shapes: Mapping[str, tuple[int, ...]]  # the shapes of the written tensors, by name
+    figures: tuple[Figures, ...]  # for each tensor: norm before, norm after, norm of the change
+    source: str = ""  # the source of the initial weights; "" if none were needed
+    cleared: tuple[str, ...] = ()  # parameters whose optimiser state was cleared
     cleared_by: str = ""  # the optimisers that were passed
     left_alone: tuple[LeftAlone, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What was written, in the model's order."""
+        """The names of the written tensors, in the model's order."""
         return tuple(self.shapes)
 
     @cached_property

@@ -18,8 +18,8 @@ Departures from released code, each for a reason:
       layer's weights for the outgoing ones. The last hidden layer is included.
     - The least useful units are replaced. lop-jax replaces the most useful ones; its version for permuted MNIST adds |h| and
       |w_out|, does not draw new weights, and replaces a unit whatever the rate is.
-    - The optimiser's moments of the replaced entries are cleared. Each unit has one age, also where a channel feeds many
-      columns of a linear layer.
+    - The optimiser's moments of the replaced entries are cleared. Each unit has one age, even if its channel feeds
+      many columns of a linear layer.
     - Replacements accrue at ρ times the number of mature units, as in the paper and the MLP version of its code. In the
       convolutional version they accrue at ρ times the number of all units of a layer, once one of them is mature.
     - As in the paper's rule, the mean activation is not transferred into the next layer's bias. The MLP version of its code

@@ -136,8 +136,8 @@ def dash_(
     loss: a function of the model's outputs and the targets.
     alpha: α, the weight of the newest batch in the average.
     floor: λ; no weight is shrunk below this fraction.
-    optimizer: clear its state of the parameters that are written; pass a list if several train the model.
-    seed: of dropout during the pass.
+    optimizer: the optimiser whose state of the written parameters is cleared; a list if several train the model.
+    seed: the seed of dropout during the pass.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> batches = [(torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 1, 0]))]

@@ -10,11 +10,11 @@ Learning, section 7, appendix D and algorithm 1.
 
 Departures, each for a reason:
     - Features are recomputed with the current weights, as in the released code. Algorithm 1 would stack the features of U
-      different networks, and only those of the last one have a gradient.
+      different networks, and only the features of the last network have a gradient.
     - The entropy has log p instead of log(p + 1e-8). Directions with singular value zero have no gradient.
     - The recomputation does not update BatchNorm's running statistics; in the released CIFAR code it does.
-    - The step comes after that of the optimiser, as in the released code for permuted MNIST; its code for CIFAR and ImageNet
-      takes it before.
+    - The step comes after the optimiser's step, as in the released code for permuted MNIST. In the released code for CIFAR
+      and ImageNet it comes before.
 """
 
 from __future__ import annotations

@@ -67,14 +67,14 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class FireReport:
-    """What `fire_` did; `print` shows it as a table. Nothing is computed, and no device is waited for, until it is read."""
+    """What `fire_` did; `print` shows it as a table. Figures are computed at the first read, so the call does not wait."""
 
     options: PolarOptions
     names: tuple[str, ...]
-    other_names: tuple[tuple[str, ...], ...]  # of each tensor
+    other_names: tuple[tuple[str, ...], ...]  # further names of each tensor
     figures: Callable[[], list[Figures]]
     left_alone: tuple[LeftAlone, ...]
-    biases: BoundaryReport | None = None  # what biases=True did
+    biases: BoundaryReport | None = None  # the report of biases=True
 
     @cached_property
     def layers(self) -> tuple[LayerReport, ...]:
@@ -121,15 +121,15 @@ def fire_(
     Call it when the data changes, before training continues. Invalid input raises before the first weight is written.
     Storage, dtype, strides and ties are kept.
 
-    steps, coefficients, precision: for method="published"; see `linalg.polar`. At most 1000 steps.
-    method: "published" (what the paper ran), "exact" (what its theory says) or "fast" (exact up to 2e-3, on tensor cores).
-    where: which weights to change; see `weights.select`. Embeddings and norms only if selected explicitly.
-    optimizer: clear its momenta of the changed weights, and only of these; pass a list if several train the model.
-    rank: for "exact", what happens to directions with singular value zero: "partial" keeps them, "complete" fills them.
-    budget: limit of scratch memory in bytes, which a single large matrix may exceed; None: set by the largest layer.
-    biases: reset the biases of the selected layers to their first values, which FIRE as published keeps.
-    initial, seed: where first biases come from: `initial`, else what `rp.remember(model)` stored, else a new draw by the
-        layers' own reset_parameters() with `seed`.
+    steps, coefficients, precision: settings of method="published"; see `linalg.polar`. At most 1000 steps.
+    method: "published" (as the paper ran it), "exact" (as its theory has it) or "fast" (exact up to 2e-3, on tensor cores).
+    where: the weights to change; see `weights.select`. Embeddings and norms change only if selected explicitly.
+    optimizer: the optimiser whose momenta of the changed weights are cleared; a list if several train the model.
+    rank: for "exact": "partial" keeps directions whose singular value is zero, "complete" fills them.
+    budget: the limit of scratch memory in bytes; a single large matrix may exceed it. None: set by the largest layer.
+    biases: also reset the biases of the selected layers to their initial values. FIRE as published keeps biases.
+    initial, seed: the source of initial biases: `initial`, else the weights that `rp.remember(model)` stored, else new
+        biases from the layers' own reset_parameters() with `seed`.
 
     >>> report = fire_(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4)), method="exact")
     >>> [layer.name for layer in report.layers], all(layer.dfi_after < 1e-10 for layer in report.layers)
@@ -161,14 +161,14 @@ def fire_report(options: PolarOptions, selection: Selection, figures: Callable[[
 
 @dataclass
 class FIRE(Method):
-    """Replace every weight matrix by its nearest isometry and rescale it, at every boundary; `report` is the last report."""
+    """Replace every weight matrix by its nearest isometry and rescale it, at every boundary. `report`: the last report."""
 
-    steps: int = 10  # vision and RL; 5 for the paper's GPT; at most 1000
+    steps: int = 10  # the paper's value for vision and RL; 5 for its GPT; at most 1000
     method: PolarMethod = "published"
     where: Where = "everything"
     coefficients: str | Coefficients = "cubic"
     clear_state: bool = True  # clear the optimiser's momenta of the changed weights
-    biases: bool = False  # reset biases to the run's initial ones, which FIRE as published keeps
+    biases: bool = False  # reset biases to their initial values; FIRE as published keeps biases
     tree_may_change: ClassVar[bool] = True
     report: FireReport | None = field(default=None, init=False, repr=False, compare=False)
 

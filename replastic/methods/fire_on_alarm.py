@@ -2,7 +2,7 @@
 
     W <- s · polar(W) when the share of idle units in a layer has risen by θ,    s = sqrt(out/in) / kernel area
 
-Which units are idle, and when the alarm is raised, is as in `replastic.watch`; what is done then is as in `fire`.
+Idle units and the alarm are those of `replastic.watch`. After an alarm, weights are changed as in `fire`.
 
 Han et al.: FIRE: Frobenius-Isometry Reinitialization for Balancing the Stability-Plasticity Tradeoff, ICLR 2026. The alarm
 is not from a paper; docs/measures.md has the rate of its false alarms.

@@ -31,13 +31,13 @@ _REMEMBERED: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary
 
 
 def remember(model: nn.Module, device: torch.device | str | None = None) -> None:
-    """Store a copy of the model's weights, which later calls of `shrink_and_perturb_`, `reset_` and others find.
+    """Store a copy of the model's weights, which `shrink_and_perturb_`, `reset_` and similar functions use later.
 
-    Call it before training; a second call replaces the first one's copy. It costs the memory of all parameters and buffers
-    until the model itself is freed. The model is not changed: its state_dict() and pickles do not contain the copy, and
-    copy.deepcopy(model) does not have it, so call `remember` for that one as well.
+    Call it before training. A second call replaces the copy. The copy takes the memory of all parameters and buffers until
+    the model is freed. The model is not changed, and its state_dict() and pickles do not contain the copy. Neither does
+    copy.deepcopy(model): call `remember` for the new model as well.
 
-    device: where the copy is kept, for example "cpu" to save accelerator memory; None: where the weights are.
+    device: the device of the copy, for example "cpu" to save accelerator memory; None: the device of the weights.
 
     >>> model = nn.Linear(3, 2)
     >>> remember(model)

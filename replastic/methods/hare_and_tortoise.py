@@ -1,10 +1,11 @@
-"""Hare & Tortoise: a network that learns fast, and a slow average of it that it is reset to from time to time.
+"""Hare & Tortoise: a network that learns fast and is reset to its own slow average from time to time.
 
     tortoise <- d·tortoise + (1 - d)·hare    after every step
     hare <- tortoise                         every `period` steps
 
 The hare is the model that is trained, the tortoise the network that is tested. What the hare learns and soon loses again
-never reaches the tortoise. Resetting the hare to the tortoise removes what it has overfitted, and little of what is known.
+never reaches the tortoise. Resetting the hare to the tortoise removes what the hare has overfitted, and little of what it
+knows.
 
 Lee, Cho, Kim, Kim, Min, Choo & Lyle: Slow and Steady Wins the Race: Maintaining Plasticity with Hare and Tortoise Networks,
 ICML 2024.
@@ -14,7 +15,7 @@ Departures from released code, each for a reason:
       for 50,000 images in batches of 256.
     - The first reset comes after a whole period. In the released code one also comes after epoch 0, which ten divides.
     - The hare's weights are a copy of the tortoise's. In the released code they become the tortoise's storage, so that the
-      tortoise is from then on an average of itself.
+      tortoise then averages itself.
 
 If another method changes weights at a boundary, the tortoise keeps the old weights and pulls the hare back towards them.
 """
@@ -60,7 +61,7 @@ class HareAndTortoise(Method):
     """Train the hare, test the tortoise. The optimiser's state is kept when the hare is reset, as in the paper."""
 
     decay: float = 0.999  # d: the share of the tortoise that is kept in each step
-    period: int = 2000  # steps from one reset of the hare to the next
+    period: int = 2000  # steps between two resets of the hare
     tree_may_change: ClassVar[bool] = True
     needs_first: ClassVar[bool] = False
 

@@ -1,9 +1,9 @@
-"""L2 Init: pull all parameters towards where the run started.
+"""L2 Init: pull all parameters towards their initial values.
 
     loss + (λ/2) Σ‖θ - θ₀‖²
 
-Networks learn well from their initial weights, so weights that the task does not use are pulled back to these. L2 pulls them
-to zero, where they have no gradient. Weights that the task needs are held in place by its loss.
+Networks learn well from their initial weights, so weights that the task does not use are pulled back to these values. L2
+pulls such weights to zero, where they have no gradient. Weights that the task needs are held in place by its loss.
 
 Kumar, Marklund & Van Roy: Maintaining Plasticity in Continual Learning via Regenerative Regularization, CoLLAs 2024.
 

@@ -61,8 +61,8 @@ def orthogonalised(matrix: Tensor, steps: int = _NEWTON_SCHULZ_STEPS) -> Tensor:
 
 
 class Muon(Optimizer):
-    """The optimiser, for weights with two or more axes. With capturable=True and a learning rate that is a tensor on the
-    weights' device, its step can be part of a CUDA graph."""
+    """The Muon optimiser, for weights with two or more axes. Its step can be part of a CUDA graph if capturable=True and the
+    learning rate is a tensor on the weights' device."""
 
     def __init__(
         self,
@@ -131,9 +131,10 @@ def muon(
 ) -> Together:
     """Muon for the matrices of hidden layers and AdamW for everything else, as one optimiser.
 
-    Hidden: linear and convolutional weights except the first (unless an embedding comes before it) and the last.
+    Hidden layers' matrices are the linear and convolutional weights except the first (unless an embedding comes before it)
+    and the last.
 
-    adam_only: names of further parameters that AdamW trains.
+    adam_only: names of other parameters that AdamW trains.
     only: the parameters to train; None: all that require gradients.
     capturable: make learning rates tensors on the device, so that a step can be part of a CUDA graph.
 
@@ -179,11 +180,11 @@ def hidden_matrices(model: nn.Module) -> list[str]:
 class UseMuon(Method):
     """Train with Muon and AdamW, from the method's first task on, instead of the learner's optimiser.
 
-    Learning rates, weight decay and schedulers of that optimiser do not carry over. A loop of your own must call
+    Learning rates, weight decay and schedulers of the learner's optimiser do not carry over. Your own loop must call
     `learner.optimizer.step()`.
     """
 
-    lr: float = 1e-2  # of Muon
+    lr: float = 1e-2  # Muon's learning rate
     adam_lr: float = 1e-3
     momentum: float = 0.95
     weight_decay: float = 0.0

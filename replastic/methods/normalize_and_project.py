@@ -2,17 +2,17 @@
 
     W <- W·‖W₀‖/‖W‖
 
-The output of a norm does not depend on the length of the weights before it, but how far a step turns these weights does: as
-weights grow, the effective learning rate falls. At a fixed length it is that of the schedule.
+The output of a norm does not depend on the length of the weights before it. The angle by which a step turns these weights
+does: as weights grow, the effective learning rate falls. At a fixed length it follows the schedule.
 
 Lyle, Zheng, Khetarpal, Martens, van Hasselt, Pascanu & Dabney: Normalization and Effective Learning Rates in Reinforcement
 Learning, NeurIPS 2024.
 
 Departures, each for a reason:
     - The model must have norms; a model without them is an error. The paper inserts a norm before each nonlinearity, which
-      is a choice of architecture that belongs where the model is built.
-    - Biases and the gains and shifts of norms train freely. The paper can also pull these to their initial values; to have
-      that, list another method, such as L2Init.
+      is part of the architecture and belongs in the model.
+    - Biases and the gains and shifts of norms train freely. The paper can also pull these to their initial values; for
+      this, list a second method, such as L2Init.
     - A weight that started at zero is skipped, because it could never learn.
 """
 

@@ -14,8 +14,8 @@ Departures from released code, each for a reason:
     - The bracket is computed first, so that outputs are bit-identical, unless the head draws random numbers: dropout in it
       is drawn three times.
 
-A boundary changes the model's modules. Afterwards create target networks again with copy.deepcopy(model), and also lists of
-parameters that were kept, for example for clipping, and DistributedDataParallel, which only knows the old parameters.
+A boundary changes the model's modules. Afterwards, create target networks again with copy.deepcopy(model). Also create
+lists of parameters (for example for clipping) and DistributedDataParallel again: they have only the old parameters.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ def inject_plasticity_(
 ) -> BoundaryReport:
     """Freeze the model's head and add a new one that learns what is missing; no output changes at that moment.
 
-    Call it when the data changes. The optimiser trains the new head in place of the old one, whose state it drops. Modules
-    change: make copies of the model, such as target networks, and wrappers again.
+    Call it when the data changes. The optimiser then trains the new head instead of the old head, and drops the old head's
+    state. Modules change, so create copies of the model, such as target networks, and wrappers again.
 
     head: the name of the module that follows the encoder. None: the direct child that computes the output.
-    initial: what the new head starts from: a newly initialised model with the same modules, or its state dict. None: what
-        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters().
-    optimizer: what trains the model; a list if there are several. None: create a new one after the call.
-    seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
+    initial: the source of the new head's weights: a newly initialised model with the same modules, or its state dict. None:
+        the weights that `rp.remember(model)` stored, else new weights from the layers' own reset_parameters().
+    optimizer: the optimiser that trains the model, or a list of several. None: create a new one after the call.
+    seed: the seed of new weights: an integer, or a torch.Generator. The same integer draws the same weights.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> inject_plasticity_(model, optimizer=torch.optim.Adam(model.parameters())).names
@@ -203,8 +203,8 @@ class PlasticityInjection(Method):
     """Inject a new head at every boundary; the previous head, injected or not, is frozen."""
 
     head: str | None = None  # the module that follows the encoder; None: the direct child that computes the output
-    to: Literal["fresh", "initial"] = "fresh"  # what the new head starts from
-    times: int | None = 1  # the largest number of injections in a run; None: one at every boundary
+    to: Literal["fresh", "initial"] = "fresh"  # the source of the new head's weights
+    times: int | None = 1  # the largest number of injections in a run; None: no limit
     tree_may_change: ClassVar[bool] = True  # by another injection, of another head
     one_process: ClassVar[bool] = True
 

@@ -41,9 +41,9 @@ def redo_(
     generator: torch.Generator | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
 ) -> dict[str, Tensor]:
-    """Recycle the units that were dormant in the forward pass that `tap` recorded, in place; return them by group.
+    """Recycle the units that were dormant in the forward pass that `tap` recorded, in place. Returns these units by group.
 
-    template: a newly initialised model with the same modules. New weights are drawn from those of its layers.
+    template: a newly initialised model with the same modules. New weights are sampled from its layers' weights.
     """
     check_unsharded(model)
     return _recycle(model, tap, template, threshold, generator, optimizer)
@@ -68,8 +68,8 @@ def _recycle(
 class ReDo(Method):
     """Recycle dormant units every `period` steps."""
 
-    threshold: float = 0.1  # τ: 0 recycles only units that are silent
-    period: int = 1000  # steps of the optimiser
+    threshold: float = 0.1  # τ: 0 recycles only silent units
+    period: int = 1000  # optimiser steps between two checks
     needs_first: ClassVar[bool] = False
     one_process: ClassVar[bool] = True
 

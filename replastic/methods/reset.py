@@ -12,7 +12,7 @@ FIRE (appendix D, "full reset") and in Soft Weight Rescaling (appendix D.2, "hea
 
 Departures from released code, each for a reason:
     - The new values are written into the parameters. Plasticine replaces the modules by new ones, which its optimiser does
-      not hold, so what it resets never trains again.
+      not hold, so layers that it resets never train again.
     - The optimiser's state of the reset parameters is cleared.
 """
 
@@ -50,16 +50,16 @@ def reset_(
     optimizer: Optimizers = None,
     seed: Seed = 0,
 ) -> BoundaryReport:
-    """Bring weights back to their first values, or to new ones, in place, and report what changed.
+    """Reset weights to their initial values, or to new ones, in place, and report what changed.
 
-    initial: the first values: a newly initialised model with the same modules, or its state dict. None: what
-        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters(), in which buffers that no layer
-        resets keep their values.
+    initial: the initial weights: a newly initialised model with the same modules, or its state dict. None: the weights that
+        `rp.remember(model)` stored, else new weights from the layers' own reset_parameters(), in which
+        buffers that no layer resets keep their values.
     where: "all" for every parameter and buffer except those of frozen layers; "head" for the last linear layers, see
         `head_layers`; otherwise the layers whose weights `weights.select` finds, including their biases.
-    only: "biases" to write only the trainable biases of these layers. The shift of a norm does not count as a bias.
-    optimizer: clear its state of the parameters that are written; pass a list if several train the model.
-    seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
+    only: "biases" to reset only the trainable biases of these layers. The shift of a norm does not count as a bias.
+    optimizer: the optimiser whose state of the written parameters is cleared; a list if several train the model.
+    seed: the seed of new weights: an integer, or a torch.Generator. The same integer draws the same weights.
 
     >>> model, first = nn.Linear(3, 2), nn.Linear(3, 2)
     >>> reset_(model, first).names, (model.weight == first.weight).all().item()
@@ -184,7 +184,7 @@ def head_layers(model: nn.Module) -> list[str]:
 class FullReset(Method):
     """Re-initialise all parameters and buffers at every boundary."""
 
-    to: Literal["initial", "fresh"] = "initial"  # FIRE resets to the run's initial weights; L2-ER's RESET draws new ones
+    to: Literal["initial", "fresh"] = "initial"  # the run's initial weights, as in FIRE; or new ones, as in L2-ER's RESET
     clear_state: bool = True
 
     def __post_init__(self) -> None:
@@ -209,7 +209,7 @@ class LayerReset(Method):
     where: Where | Literal["head"] = "head"
     to: Literal["initial", "fresh"] = "fresh"
     clear_state: bool = True
-    only: Literal["biases"] | None = None  # FIRE(biases=True) has this built in
+    only: Literal["biases"] | None = None  # "biases": reset only biases; FIRE(biases=True) includes this
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,26 +3,26 @@
     W <- W·‖W₀‖/‖W‖
 
 The idea: weights grow while a network trains, and a layer with large weights learns slowly, because a step of the same size
-turns it less. FIRE, Shrink & Perturb, DASH and resets all bring norms down, and each also changes something more: the
-singular values, the directions, or what was learnt. This method changes the norms alone, so a comparison with it shows how
-much of another method's effect is due to norms. Directly before a norm layer it does not change what the network computes in
+turns it less. FIRE, Shrink & Perturb, DASH and resets all reduce norms. Each also changes something else: the singular
+values, the directions, or what was learnt. This method changes only the norms, so a comparison with it shows how much of
+another method's effect is due to norms. Directly before a norm layer, scaling does not change what the network computes in
 training mode; a batch norm's running statistics keep the larger weights' scale until training has updated them.
 
 to="fire" scales to the norms that FIRE's published steps leave, which are far from an isometry's in wide layers.
 isometry=True replaces W by its nearest isometry before it is scaled. Together these arms combine old or equal singular
-values with one norm or another, and tell the effect of the spectrum from that of the norm.
+values with different norms, and separate the effect of the spectrum from the effect of the norm.
 
 It is this project's own control and not from a paper. Normalize-and-Project has the same equation.
 
 Departures from Normalize-and-Project, each for a reason:
-    - It acts at boundaries and not after every step, because the remedies that it is compared with do.
-    - Models without norm layers are accepted: there it changes outputs, as the other remedies do.
+    - It acts at boundaries and not after every step, like the remedies that it is compared with.
+    - Models without norm layers are accepted. Their outputs change, as with the other remedies.
     - One factor scales a whole weight: all taps of a convolution and all gates of a recurrent layer. The parts of a fused
       weight, such as queries and keys, have a factor each.
     - A weight that started at zero, or is zero, is left unchanged: the first would stop learning, and the second has no
       direction.
-    - Biases keep their values unless biases=True, which resets them to their first values. Embeddings and the gains of norms
-      are scaled only if `where` names them.
+    - Biases keep their values unless biases=True, which resets them to their initial values. Embeddings and the gains of
+      norms are scaled only if `where` names them.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ def restore_norms_(
     optimizer: Optimizers = None,
     seed: Seed = 0,
 ) -> BoundaryReport:
-    """Scale each selected weight of `model` to the Frobenius norm of its first value, in place, and report what changed.
+    """Scale each selected weight of `model` to its initial Frobenius norm, in place, and report what changed.
 
     Call it when the data changes, before training continues. Invalid input raises before the first weight is written.
 
-    where: which weights to scale; see `weights.select`. Embeddings and norms only if selected explicitly.
-    initial: the first values: a newly initialised model with the same modules, or its state dict. None: what
-        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters(), whose norms are those of the
-        initialisation's law up to the chance of one draw.
-    biases: whether biases of the selected layers become their first values.
-    optimizer: clear its state of the changed weights, and only of these; pass a list if several train the model.
-    seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
+    where: the weights to scale; see `weights.select`. Embeddings and norms are scaled only if selected explicitly.
+    initial: the initial weights: a newly initialised model with the same modules, or its state dict. None: the weights that
+        `rp.remember(model)` stored, else new weights from the layers' own reset_parameters(), whose
+        norms differ from the original ones by chance.
+    biases: whether to reset the biases of the selected layers to their initial values.
+    optimizer: the optimiser whose state of the changed weights is cleared; a list if several train the model.
+    seed: the seed of new weights: an integer, or a torch.Generator. The same integer draws the same weights.
 
     >>> model, first = nn.Linear(3, 2), {"weight": Tensor([[1, 0, 0], [0, 1, 0]])}
     >>> report = restore_norms_(model, initial=first)
@@ -128,13 +128,13 @@ def _view(weight: WeightMatrix, tensor: Tensor) -> Tensor:
 
 @dataclass
 class RestoreNorms(Method):
-    """Scale every weight to the norm of its first value, at every boundary."""
+    """Scale every weight to its initial norm, at every boundary."""
 
     where: Where = "everything"
-    to: Literal["initial", "fresh", "fire"] = "initial"  # "fresh": the norms of a new draw; "fire": those that FIRE leaves
-    biases: bool = False  # whether biases become their first values
-    fire_steps: int = 5  # of FIRE as published, for to="fire"; 10 for vision and RL
-    isometry: bool = False  # whether each matrix becomes its nearest isometry, at that norm
+    to: Literal["initial", "fresh", "fire"] = "initial"  # "fresh": norms of new weights; "fire": norms after FIRE
+    biases: bool = False  # whether to reset biases to their initial values
+    fire_steps: int = 5  # for to="fire": the steps of FIRE as published; 10 for vision and RL
+    isometry: bool = False  # whether to replace each matrix by its nearest isometry before scaling
     clear_state: bool = True  # clear the optimiser's momenta of the changed weights
 
     def __post_init__(self) -> None:

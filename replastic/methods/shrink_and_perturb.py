@@ -77,16 +77,16 @@ def shrink_and_perturb_(
     optimizer: Optimizers = None,
     seed: Seed = 0,
 ) -> BoundaryReport:
-    """Move all trainable parameters, or those of the layers in `where`, towards their first values, in place.
+    """Move all trainable parameters, or those of the layers in `where`, towards their initial values, in place.
 
     Call it when the data changes, before training continues. Invalid input raises before the first weight is written.
 
-    rate: the share of the first values: 0 changes nothing, and 1 is a reset.
-    initial: the first values: a newly initialised model with the same modules, or its state dict. None: what
-        `rp.remember(model)` stored, else a new draw by the layers' own reset_parameters().
-    biases: whether biases become their first values, whatever the rate.
-    optimizer: clear its state of the parameters that are written; pass a list if several train the model.
-    seed: of a new draw: an integer, or a torch.Generator. The same integer draws the same weights.
+    rate: the share of the initial values: 0 changes nothing, and 1 is a reset.
+    initial: the initial weights: a newly initialised model with the same modules, or its state dict. None: the weights that
+        `rp.remember(model)` stored, else new weights from the layers' own reset_parameters().
+    biases: whether to reset biases to their initial values, whatever the rate.
+    optimizer: the optimiser whose state of the written parameters is cleared; a list if several train the model.
+    seed: the seed of new weights: an integer, or a torch.Generator. The same integer draws the same weights.
 
     >>> report = shrink_and_perturb_(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), 0.8)
     >>> report.names, report.source
@@ -126,8 +126,8 @@ def shrink_and_add_noise_(
     """Shrink all trainable parameters, or those of the layers in `where`, and add noise, in place.
 
     shrink, sigma: θ <- shrink·θ + N(0, sigma²).
-    optimizer: clear its state of the parameters that are written; pass a list if several train the model.
-    seed: of the noise: an integer, or a torch.Generator on the model's device.
+    optimizer: the optimiser whose state of the written parameters is cleared; a list if several train the model.
+    seed: the seed of the noise: an integer, or a torch.Generator on the model's device.
 
     >>> shrink_and_add_noise_(nn.Linear(4, 2), shrink=0.5, sigma=0).names
     ('weight', 'bias')
@@ -162,7 +162,7 @@ class ShrinkAndPerturb(Method):
     towards: Literal["initial", "fresh"] = "initial"
     where: Where | Literal["all"] = "all"
     clear_state: bool = True
-    biases: bool = False  # whether biases become their first values, whatever the rate
+    biases: bool = False  # whether to reset biases to their initial values, whatever the rate
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,9 +191,9 @@ class ShrinkAndPerturb(Method):
 
 @dataclass
 class ShrinkAndAddNoise(Method):
-    """The form of Ash & Adams at every boundary: shrink and add white noise, in all layers or in those of `where`."""
+    """Shrink weights and add white noise at every boundary, as in Ash & Adams, in all layers or in those of `where`."""
 
-    shrink: float = 0.6  # this and sigma: the values of their figure 6
+    shrink: float = 0.6  # shrink and sigma as in figure 6 of Ash & Adams
     sigma: float = 0.01
     where: Where | Literal["all"] = "all"
     clear_state: bool = True
@@ -217,7 +217,7 @@ class ShrinkAndAddNoise(Method):
 
 @dataclass
 class PerturbEachStep(Method):
-    """Add a little noise after every step. The benchmark shrinks by weight decay: methods=[L2(1e-4), PerturbEachStep()]."""
+    """Add a little noise after every step. To shrink as the benchmark does: methods=[L2(1e-4), PerturbEachStep()]."""
 
     sigma: float = 1e-5  # standard deviation of the noise; 1e-4 to 1e-6 for permuted MNIST
     shrink: float = 1.0
@@ -241,10 +241,10 @@ def shrink_encoder(
     clear_state: bool = True,
     from_task: int = 0,
 ) -> list[Method]:
-    """FIRE's form for DQN: shrink the encoder's layers towards their initial weights, and reset the other layers to theirs.
+    """Shrink the encoder towards its initial weights and reset the other layers to theirs, as FIRE does for DQN.
 
-    Layers that are in neither `encoder` nor `rest`, such as norms, are unchanged. Copy the model to the target network again
-    afterwards.
+    Layers that are in neither `encoder` nor `rest`, such as norms, are unchanged. Afterwards, copy the model to the
+    target network again.
     """
     return [
         ShrinkAndPerturb(rate, where=encoder, clear_state=clear_state, from_task=from_task),

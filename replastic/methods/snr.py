@@ -62,8 +62,8 @@ class SNR(Method):
     """Self-Normalized Resets after every step."""
 
     threshold: float = 0.01  # τ: a silence counts as too long if only a share τ of the unit's silences is longer
-    longest: int = 80  # in steps: the upper limit of T
-    update_every: int = 16  # in steps: how often limits are updated
+    longest: int = 80  # the upper limit of T, in steps
+    update_every: int = 16  # steps between two updates of the limits
     needs_first: ClassVar[bool] = False
     books: ClassVar[tuple[str, ...]] = ("longest",)
     one_process: ClassVar[bool] = True

@@ -111,8 +111,8 @@ class SpectralRegularisation(Method):
 
     strength: float = 0.1  # λ; L2-ER's code
     power: float = 2.0  # k
-    target: float = 1.0  # of σ₁^k
-    iterations: int = 1  # of power iteration in each step; at most 10,000
+    target: float = 1.0  # the target of σ₁^k
+    iterations: int = 1  # steps of power iteration in each training step; at most 10,000
     where: Where = "everything"
     capturable: ClassVar[bool] = True
     needs_first: ClassVar[bool] = False

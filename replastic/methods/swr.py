@@ -11,14 +11,14 @@ Recovering Plasticity of Neural Networks via Soft Weight Rescaling, under review
 algorithm 1.
 
 The theorem holds for chains of layers (MLP, CNN, VGG), with or without norms, and for activations with f(cx) = c f(x). In a
-residual network the branch is scaled and the skip connection is not, so no single factor fits their sum. There C restarts at
+residual network the branch is scaled and the skip connection is not, so no single factor fits their sum. C then restarts at
 one after the sum, and outputs change by the order of λ. `replastic.units.chain` traces which layer feeds which; C also
 restarts at a layer that it cannot trace.
 
 λ does not decay with the learning rate. When the learning rate falls, training no longer makes norms grow, but SWR still
 moves them towards n_l (appendix E). "SWR + re-init" then measures n_l again; without it a small CNN without batch norm ends
-no better than with plain training (docs/results-swr.md). The norms that it measures have grown, so over many tasks with a
-decaying learning rate n_l can grow from task to task.
+no better than with plain training (docs/results-swr.md). The newly measured norms have grown, so over many tasks
+with a decaying learning rate n_l can grow from task to task.
 
 Departures from the paper, each for a reason:
     - Algorithm 1 as printed multiplies C on through the last norm layer (l >= k). That scales the norm's shift by the factor

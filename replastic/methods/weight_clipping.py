@@ -1,4 +1,4 @@
-"""Weight clipping: after every step, clip weights to a multiple of the range that they started in.
+"""Weight clipping: after every step, clip weights to a multiple of their initial range.
 
     θ <- clip(θ, -κs, κs),    s = √3·rms(W₀)
 

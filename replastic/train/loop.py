@@ -138,12 +138,13 @@ def train(
     done: Position | tuple[int, int] = (0, 0),
     measuring: Measuring | Sequence[Measuring] = (),
 ) -> Iterator[Row]:
-    """Train on one task after the other; yields a row right after each boundary, and rows during each task.
+    """Train on one task after the other. Yields a row right after each boundary, and rows during each task.
 
-    In a task of epochs, rows come after epochs; in one of steps, after steps: those that training.evaluate_every,
-    evaluate_last and the moments of measures ask for. The order of the data depends only on `seed` and the numbers of task
-    and pass. Between two rows the caller may save `learner.state_dict()`; a learner that has loaded it continues with
-    done=row.position, bit for bit. Do not save right after a boundary, which a resumed run would cross again.
+    training.evaluate_every, evaluate_last and the moments of measures set the epochs after which there is a row, or the
+    steps if the task's length is in steps. The order of the data depends only on `seed` and on the numbers of task and pass.
+
+    Between two rows you may save `learner.state_dict()`. A learner that has loaded this state continues with
+    done=row.position, bit for bit. Do not save right after a boundary, because a resumed run would cross it again.
 
     >>> from torch import nn
     >>> data = [(torch.randn(8, 4), torch.randint(2, (8,)))]

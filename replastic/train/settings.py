@@ -35,38 +35,38 @@ class Training:
     learning_rate, weight_decay, betas, eps, warmup, decay_at, decay_by, anneal, floor and horizon are one value, or a list
     with one value for each task.
 
-    renew_optimizer: at a boundary the optimiser forgets everything, as if newly made, in every arm of a comparison. There is
-        no default, because papers differ and it decides results.
-    reset_head: at a boundary the last layer is re-initialised, in every arm.
+    renew_optimizer: whether to reset the optimiser's state at boundaries, in every arm of a comparison. There is no default,
+        because papers differ and the choice changes results.
+    reset_head: whether to re-initialise the last layer at boundaries, in every arm.
     batch: samples in a step.
-    accumulate: micro-batches in a step, to save memory. Their gradients add up to that of the whole batch if the loss is a
-        mean over samples. Batch norms, and methods that look at hidden units, see one micro-batch at a time.
-    decay: weight_decay acts on "all" parameters, or on "matrices": those with two or more dimensions.
-    clip: the largest norm of the gradient, of loss and penalties together.
-    rate_per: whether the rate changes from "epoch" to epoch or from "step" to step.
-    warmup: how long the rate rises, in equal amounts: a float is a share of the schedule, an int is epochs or steps.
-    anneal: after the warm-up the rate falls from its peak to the floor, "linear" or along a "cosine". Both would reach the
-        floor right after the schedule. "step": only decay_at and decay_by lower the rate.
-    decay_at, decay_by: after each of these numbers of epochs or steps in a task, the rate is multiplied by decay_by. It does
-        not fall below the floor.
+    accumulate: micro-batches in a step, to save memory. Their gradients add up to the gradient of the whole batch if the
+        loss is a mean over samples. Batch norms, and methods that read hidden units, see one micro-batch at a time.
+    decay: the parameters with weight_decay: "all", or "matrices" (those with two or more dimensions).
+    clip: the largest norm of the gradient; penalties count.
+    rate_per: whether the learning rate changes after each "epoch" or after each "step".
+    warmup: the length of the linear warm-up: a float is a share of the schedule, an int is a number of epochs or steps.
+    anneal: how the rate falls from its peak to the floor after the warm-up: "linear" or "cosine". Both reach the floor right
+        after the last epoch or step of the schedule. "step": only decay_at and decay_by lower the rate.
+    decay_at, decay_by: after each number of epochs or steps in decay_at, counted from the start of the task, the rate is
+        multiplied by decay_by. It does not fall below the floor.
     floor: the lowest rate after the warm-up, as a share of the peak.
-    horizon: the length of the schedule, in epochs or steps. None: the task's. A shorter task stops on the way down; in a
-        longer one, the rate stays at the floor.
-    precision: "float32" is IEEE's, "tf32" its faster relative on GPUs, "bfloat16" autocast (weights stay in float32).
+    horizon: the length of the schedule, in epochs or steps. None: the length of the task. A task that is shorter
+        than the schedule ends before the floor; in a longer task, the rate stays at the floor.
+    precision: "float32" (IEEE), "tf32" (faster on GPUs, less precise), or "bfloat16" (autocast; weights stay in float32).
     path: how steps are run. "eager": one operation after the other, the reference; "graph": captured as a CUDA graph;
         "compiled": torch.compile, and on CUDA captured as well; "stacked": arms and seeds of an experiment as one batched
-        model (see `stacked`), where their settings and methods allow it; "stacked compiled": the same with torch.compile.
-        "auto": the fastest that does not wait for a compiler: "graph" on CUDA, "eager" elsewhere, and for arms that do not
-        fit into a stack.
-    evaluate_every: epochs from one row to the next; steps for tasks whose length is in steps.
+        model, if their settings and methods allow it; "stacked compiled": the same with torch.compile. "auto": the fastest
+        path that does not wait for a compiler: "graph" on CUDA, "eager" elsewhere. Arms that do not fit into a stack use
+        "auto".
+    evaluate_every: epochs between rows; steps for tasks whose length is in steps.
     evaluate_last: the number of epochs or steps at the end of a task that have a row each.
     """
 
     renew_optimizer: bool
     optimizer: OptimizerName = "adam"
     learning_rate: float | Sequence[float] = 1e-3
-    momentum: float = 0.0  # of SGD
-    weight_decay: float | Sequence[float] = 0.0  # Adam: part of the gradient; AdamW: not
+    momentum: float = 0.0  # SGD's momentum
+    weight_decay: float | Sequence[float] = 0.0  # added to the gradient, except with AdamW
     batch: int = 256
     clip: float | None = None
     warmup: float | Sequence[float] = 0.0
@@ -78,8 +78,8 @@ class Training:
     path: Path = "auto"
     evaluate_every: int = 1
     evaluate_last: int = 1
-    betas: Sequence[float] | Sequence[Sequence[float]] = (0.9, 0.999)  # of Adam and AdamW
-    eps: float | Sequence[float] = 1e-8  # of Adam and AdamW
+    betas: Sequence[float] | Sequence[Sequence[float]] = (0.9, 0.999)  # settings of Adam and AdamW
+    eps: float | Sequence[float] = 1e-8  # a setting of Adam and AdamW
     decay: Literal["all", "matrices"] = "all"
     accumulate: int = 1
     floor: float | Sequence[float] = 0.0
@@ -136,7 +136,7 @@ class Training:
         return [name for name in (*_OF_SCHEDULE, *_OF_GROUPS) if _is_per_task(name, getattr(self, name))]
 
     def check_tasks(self, tasks: int) -> None:
-        """Raise unless lists with one value for each task are of that length."""
+        """Raise if a list with one value for each task does not have `tasks` values."""
         for name in self.per_task():
             if len(values := getattr(self, name)) != tasks:
                 raise ValueError(
@@ -145,18 +145,18 @@ class Training:
                 )
 
     def for_task(self, number: int) -> Training:
-        """The settings of one task, without lists of values for others."""
+        """The settings of one task: its value in place of each list."""
         lists = {name: getattr(self, name) for name in self.per_task()}
         if not lists:
             return self
         return dataclasses.replace(self, **{name: values[min(number, len(values) - 1)] for name, values in lists.items()})
 
     def first(self, tasks: int) -> Training:
-        """The settings of the first tasks alone."""
+        """The settings of the first `tasks` tasks."""
         return dataclasses.replace(self, **{name: getattr(self, name)[:tasks] for name in self.per_task()})
 
     def recorded(self) -> dict[str, Any]:
-        """All settings, as records have them: later ones only where they are set."""
+        """All settings as records store them. Settings that were added later are stored only if they are set."""
         values = dataclasses.asdict(self)
         for item in dataclasses.fields(self):
             value = values[item.name]
@@ -165,7 +165,7 @@ class Training:
         return values
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimiser of a model's parameters. On CUDA its steps can be part of a graph: rates are tensors there."""
+        """Create the optimiser of a model. On CUDA its rates are tensors, so that its steps can be part of a CUDA graph."""
         parameters: Any = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
             raise ValueError("training: the model has no parameter that trains: call requires_grad_(True) on it")
@@ -184,9 +184,9 @@ class Training:
         return kind(parameters, rate, **settings, fused=True, capturable=on_gpu)
 
     def set_groups(self, optimizer: Optimizer, number: int) -> None:
-        """Set what the optimiser's groups have of their own in a task: the settings with one value for each task.
+        """Write the settings that have one value for each task, except the learning rate, into the optimiser's groups.
 
-        Optimisers that are used like one, such as Muon and AdamW, keep theirs, which `make_optimizer` did not set.
+        Several optimisers used as one, such as Muon and AdamW, keep their settings: `make_optimizer` did not set them.
         """
         if isinstance(optimizer, Together):
             return
@@ -199,7 +199,7 @@ class Training:
                     group[name] = tuple(value) if name == "betas" else value
 
     def rate_factor(self, at: int, of: int) -> float:
-        """What the learning rate is multiplied by, in the epoch or step `at` (from 0) of a task of `of`.
+        """The factor of the learning rate in epoch or step `at` (from 0) of a task with `of` epochs or steps.
 
         >>> settings = Training(renew_optimizer=True, warmup=0.1, decay_at=[15])
         >>> [round(settings.rate_factor(epoch, 20), 2) for epoch in (0, 1, 2, 14, 15)]
@@ -222,9 +222,9 @@ class Training:
         return not one.warmup and not one.decay_at and one.anneal == "none"
 
     def set_rate(self, optimizer: Optimizer, at: int, of: int, *, peak: float = 1.0) -> None:
-        """Set every group's learning rate for an epoch or step; groups keep the proportions that they were made with.
+        """Set every group's learning rate for an epoch or step. The ratios between groups stay as they were created.
 
-        peak: this task's highest rate, as a multiple of the one that the optimiser was made with.
+        peak: this task's highest rate, as a multiple of the rate that the optimiser was created with.
         """
         factor = self.rate_factor(at, of) * peak
         for group in optimizer.param_groups:  # all of them before any changes: groups may have one tensor as their rate
@@ -244,12 +244,12 @@ class Training:
 
     @property
     def stacked(self) -> bool:
-        """Whether runs are trained as one, where that is possible."""
+        """Whether runs are trained as one batched model, if possible."""
         return self.path.startswith("stacked")
 
     @contextmanager
     def arithmetic(self, device: torch.device) -> Iterator[None]:
-        """Float32 as `precision` says."""
+        """A context in which float32 products have this `precision`."""
         with ExitStack() as stack:
             if device.type == "cuda":
                 kind = "ieee" if self.precision == "float32" else "tf32"
@@ -259,7 +259,7 @@ class Training:
             yield
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """For forward passes."""
+        """The autocast context of forward passes."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
 
 

@@ -18,7 +18,7 @@ from .trace import Trace, trace
 class Slot:
     """The part of one tensor of one layer that belongs to a group's units.
 
-    `view(tensor)` puts `lead` axes of channels first; `units` has the unit of each of those channels, or -1 if it belongs to
+    `view(tensor)` puts `lead` axes of channels first. `units` has the unit of each channel, or -1 for a channel of
     no unit of the group. `view` also takes other tensors of the same shape, such as optimiser state or a template's weight.
     """
 
@@ -33,11 +33,11 @@ class Slot:
         return f"{self.layer}.{self.attribute}"
 
     def tensor(self, model: nn.Module) -> Tensor:
-        """The whole tensor, in this model or in another of the same architecture."""
+        """The whole tensor, in this model or in a different model of the same architecture."""
         return getattr(model.get_submodule(self.layer), self.attribute)
 
     def mask(self, chosen: Tensor, view: Tensor) -> Tensor:
-        """Which entries of the view belong to the chosen units (one bool per unit), ready to broadcast."""
+        """A mask of the view's entries of the `chosen` units (one bool per unit), ready to broadcast."""
         picked = chosen if self.in_order else chosen[self.units.clamp_min(0)] & (self.units >= 0)
         return self.spread(picked, view).to(view.device)
 
@@ -48,24 +48,24 @@ class Slot:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnitGroup:
-    """Hidden units that are private to one path, with the layers that make them, norm them and read them."""
+    """Hidden units that only known layers read, with the layers that make, normalise and read them."""
 
-    name: str  # that of the first layer that makes them
+    name: str  # the name of the first layer that makes the units
     size: int
     makers: tuple[Slot, ...]  # weights and biases, a row per unit; several layers if units are products
     norms: tuple[Slot, ...]  # gains, shifts and running statistics, an entry per unit
     readers: tuple[Slot, ...]  # weights, a column or a block of columns per unit
-    alike: tuple[bool, ...]  # by reader: whether its columns have the order of the first reader's
+    alike: tuple[bool, ...]  # for each reader: whether its columns are ordered like the first reader's
     columns: Tensor  # (units, columns per unit): input channels of the first reader
-    in_order: bool  # whether those are all channels in order, so that no gather is needed
-    channels_first: bool  # whether that input has its channels on axis 1 or on the last
+    in_order: bool  # whether `columns` are all channels in order, so that no gather is needed
+    channels_first: bool  # whether the first reader's input has its channels on axis 1 or on the last
 
     def by_unit(self, channels: Tensor) -> Tensor:
-        """Values per input channel of the first reader, on the last axis, as (..., units, columns per unit)."""
+        """Arrange values of the first reader's input channels, on the last axis, as (..., units, columns per unit)."""
         return channels.unflatten(-1, (self.size, -1)) if self.in_order else channels[..., self.columns]
 
     def total(self, channels: Tensor) -> Tensor:
-        """The same, summed over the columns of each unit."""
+        """`by_unit`, summed over the columns of each unit."""
         columns = self.by_unit(channels)
         return columns.squeeze(-1) if columns.shape[-1] == 1 else columns.sum(-1)
 
@@ -77,7 +77,7 @@ class UnitGroup:
 
 @dataclass(frozen=True, repr=False)
 class Units:
-    """What `find_units` found; `print` shows it.
+    """The result of `find_units`; `print` shows it.
 
     left_out: layers that make no units, and why.
     not_seen: modules whose code could not be traced, and the error.
@@ -97,14 +97,15 @@ class Units:
 def find_units(model: nn.Module, example: Example | None = None, *, frozen: bool = False) -> Units:
     """The hidden units of `model`, found by following its graph.
 
-    A unit is an output channel of a linear or convolutional layer that only the next such layers read, through activations,
-    norms, pooling, flattening or gates. Channels of a residual stream, attention's projections and outputs of the model are
-    not units. A model without units is an error. Channels that cannot be followed with certainty are left out, with a
-    reason. Two things are assumed: a part whose parent cannot be traced is called as a whole, and hooks change no outputs.
+    A unit is an output channel of a linear or convolutional layer that only the next such layers read, possibly through
+    activations, norms, pooling, flattening or gates. Channels of a residual stream, attention's projections and outputs of
+    the model are not units. A model without units is an error. Channels that cannot be followed with certainty are left out,
+    with a reason. Two things are assumed: a part whose parent cannot be traced is called as a whole, and hooks do not change
+    outputs.
 
     example: an input to run the model on once, for models whose code cannot be traced symbolically: a tensor, a tuple of
         inputs, or a dict of inputs by name. Without it, such code is left out and listed under `not_seen`.
-    frozen: whether layers that do not train make units as well, for code that only reads them.
+    frozen: whether to include units of layers that do not train, for code that only reads units.
 
     >>> find_units(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 2)))
     8 units: 0 -> 3

@@ -26,17 +26,18 @@ def reset_units_(
 ) -> None:
     """Re-initialise the incoming weights of the chosen units and set their outgoing weights to zero, in place.
 
-    The weights and biases that make a unit are sampled, entry by entry, from those of the same layer of `template`, so they
-    follow its distribution; the unit's entries in norms and running statistics are copied from the template. The optimiser's
-    state of exactly those entries is cleared. Nothing else changes. If a unit was silent, the model's function stays the
-    same, unless a layer norm or group norm reads the unit: its statistics are over all units.
+    The weights and biases that make a unit are sampled, entry by entry, from the same layer of `template`, so they follow
+    its distribution. The unit's entries in norms and running statistics are copied from the template. The optimiser's state
+    of exactly these entries is cleared. Nothing else changes. If a unit was silent, the model's function stays the same,
+    unless a layer norm or group norm reads the unit: the norm's statistics are over all units.
 
     chosen: one bool per unit, or a tensor of unit indices.
     template: a newly initialised model of the same architecture; it is only read.
-    generator: on the model's device; None: torch's default generator.
-    optimizer: one, or a list if several train the model; None leaves all optimiser state unchanged.
+    generator: a generator on the model's device; None: torch's default generator.
+    optimizer: the optimiser, or a list if several train the model; None leaves all optimiser state unchanged.
 
-    On a GPU nothing waits for the device: entries are selected by masks. On the CPU only the chosen rows are touched.
+    On a GPU the call does not wait for the device: entries are selected by masks. On the CPU only the chosen rows are
+    touched.
     """
     check_unsharded(model)
     reset_checked_(model, group, chosen, template=template, generator=generator, optimizer=optimizer)

@@ -17,13 +17,14 @@ from .kinds import original
 
 
 class Tap:
-    """Keeps the units' activations of the last forward pass, as the next layer reads them: after activation, norm, pooling.
+    """Records units' activations in the last forward pass, as the next layer reads them: after activation, norm, pooling.
 
-    Only passes in training mode with gradients are kept, so evaluation, acting and measuring are ignored; always=True keeps
-    every pass. Reading raises if there was no pass. Use it as a context manager, or call `close()` to remove its hooks.
+    Only passes in training mode with gradients are recorded, so evaluation, acting and measuring are ignored. always=True
+    records every pass. Reading raises if there was no pass. Use the tap as a context manager, or call `close()` to remove
+    its hooks.
 
-    detach: False keeps the graph, for a loss on activations.
-    on: False keeps passes only within `listening()`.
+    detach: False keeps the autograd graph, for a loss on activations.
+    on: False records passes only within `listening()`.
     compiled: False if no compiled code will run while the tap is on; then torch.compile's caches are kept.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -54,7 +55,7 @@ class Tap:
         self.show(model, groups)
 
     def show(self, model: nn.Module, groups: Iterable[UnitGroup]) -> None:
-        """Show these groups of the same model from now on. Hooks of earlier groups stay, so switching back is free."""
+        """Record these groups of the same model from now on. Hooks of earlier groups stay, so switching back is free."""
         self.groups = {group.name: group for group in groups}
         new = [group for name, group in self.groups.items() if self._hooked.get(name) is not group]
         for group in new:
@@ -118,15 +119,15 @@ class Tap:
         return inputs, [axis for axis in range(-inputs.ndim, 0) if axis != channel]
 
     def clear(self) -> None:
-        """Drop the last pass; reading before the next one raises."""
+        """Drop the last pass; reading before the next pass raises."""
         self.inputs.clear()
 
     def paused(self) -> AbstractContextManager[None]:
-        """A context in which passes are not kept."""
+        """A context in which passes are not recorded."""
         return self._switched(False)
 
     def listening(self) -> AbstractContextManager[None]:
-        """A context in which passes are kept, even if the tap is off."""
+        """A context in which passes are recorded, even if the tap is off."""
         return self._switched(True)
 
     @contextmanager

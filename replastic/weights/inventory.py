@@ -30,20 +30,20 @@ _FLOATS = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES)
 class WeightMatrix:
     """A weight, or one part of a fused weight, as a stack of matrices (..., out, in)."""
 
-    name: str  # the parameter's name in the original module, with ":part" if it is a part: "attn.qkv.weight:query"
+    name: str  # the parameter's name in the original module, with ":part" for a part: "attn.qkv.weight:query"
     parameter: nn.Parameter
     layout: Layout
     kind: Kind
     role: str | None = None  # "query", "key" or "value" in attention
-    also_named: tuple[str, ...] = ()  # further names of the same tensor
-    aliases: tuple[nn.Parameter, ...] = ()  # further parameter objects on the same memory
-    tied_to: str = ""  # name of the output head that is this embedding transposed, or of the embedding of this head
+    also_named: tuple[str, ...] = ()  # other names of the same tensor
+    aliases: tuple[nn.Parameter, ...] = ()  # other parameter objects on the same memory
+    tied_to: str = ""  # the output head that is this embedding transposed, or the embedding of this head
 
     def __repr__(self) -> str:
         return f"WeightMatrix({self.name!r}, {self.kind}, parameter {tuple(self.parameter.shape)})"
 
     def stack(self, tensor: Tensor | None = None) -> MatrixStack:
-        """The matrices of the weight, or of another tensor of its shape (optimiser state, a mask)."""
+        """The matrices of the weight, or of a different tensor with its shape (optimiser state, a mask)."""
         layout, seen = self.layout, self.parameter if tensor is None else tensor
         view, place = layout.view(seen.detach()), place_of(seen)
         if place is not None:
@@ -66,7 +66,7 @@ class WeightMatrix:
 
     @property
     def reading(self) -> tuple[object, ...]:
-        """Equal for weights that are also the same matrices of that memory."""
+        """Equal for weights that have the same memory and read it as the same matrices."""
         view = self.layout.view(self.parameter.detach())
         axes = tuple((size, stride) for size, stride in zip(view.shape, view.stride(), strict=True) if size > 1)
         offset = view.storage_offset() - self.parameter.storage_offset()
@@ -98,8 +98,8 @@ class Inventory:
 def matrices(layer: nn.Module, name: str = "", parent: nn.Module | None = None) -> list[WeightMatrix]:
     """The matrices of one layer (not of its children).
 
-    name, parent: where the layer is in its model. A fused projection is recognised by its name, and the order of its rows
-        may depend on the number of heads that the module around it has.
+    name, parent: the layer's name in its model, and the module around it. A fused projection is recognised by its name, and
+        the order of its rows may depend on the parent's number of heads.
 
     >>> [(m.name, m.stack().gather().shape) for m in matrices(nn.Conv2d(3, 8, 5))]
     [('weight', torch.Size([5, 5, 8, 3]))]

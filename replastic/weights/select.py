@@ -21,7 +21,7 @@ Where = Ask | Iterable[Ask]
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """A weight that a selection does not contain although it might be expected to, and why."""
+    """A weight that a selection skips although a user might expect it there, and the reason."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class Selection:
-    """The result of `select`: the matrices to act on, and the weights that were asked for and are skipped."""
+    """The result of `select`: the matrices to act on, and the selected weights that are skipped."""
 
     chosen: tuple[WeightMatrix, ...]
     left_alone: tuple[LeftAlone, ...]
@@ -54,17 +54,17 @@ PRESETS: dict[str, tuple[str, Callable[[Kind, str | None], bool]]] = {
 
 
 def select(model: nn.Module, where: Where = "everything", *, frozen: bool = False, elsewhere: bool = False) -> Selection:
-    """The weight matrices of `model` that `where` asks for, each tensor once, and those that are skipped, with the reason.
+    """The weight matrices of `model` that `where` selects, each tensor once, and the skipped weights with the reason.
 
-    where: one of, or a list of (their union):
-        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`); "preset:name" if a module is so named
+    where: one of these, or a list of them (their union):
+        a preset's name      "everything", "queries_and_keys", ... (`weights.PRESETS`); "preset:name" if a module is named so
         a glob over names    "encoder.*", "*.mlp.*.weight", "*:value" (a part of a fused weight)
-        a name               of a weight, or of the module that holds it
+        a name               the name of a weight, or of the module that holds it
         a predicate          called with each `WeightMatrix`
-    Embeddings and norms are chosen only by their preset or their own name, and not by a glob or a predicate that happens to
-    match them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
-    frozen: whether weights that do not train may be chosen, for callers that only read.
-    elsewhere: whether weights that live in a `weights.place.Place` may be chosen, for callers that gather and scatter them.
+    Embeddings and norms are selected only by their preset or their own name, not by a glob or a predicate that matches
+    them. A weight tied to an embedding counts as an embedding, except in the preset "paper_gpt".
+    frozen: whether weights that do not train may be selected, for callers that only read.
+    elsewhere: whether weights in a `weights.place.Place` may be selected, for callers that gather and scatter them.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model itself")
