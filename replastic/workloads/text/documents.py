@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from .tokens import END_OF_TEXT
-
 Documents = Literal["marked", "lines", "files"]
 SUFFIXES = (".txt", ".txt.xz", ".txt.gz")
+END_OF_TEXT = b"<|endoftext|>"
 
 _BLOCK = 2**19  # bytes of text: some tens of milliseconds of work
 # The search is fast, since it begins with text and not with the condition that a line begins there.
@@ -76,11 +75,17 @@ def documents_of(block: Block, documents: Documents) -> list[bytes]:
     if documents == "lines":
         *lines, rest = data.split(b"\n")
         return [line + b"\n" for line in lines] + ([rest] if rest else [])
+    found, rest = marked(data)
+    return [*found, rest] if rest else found
+
+
+def marked(text: bytes) -> tuple[list[bytes], bytes]:
+    """The documents that a mark ends, each without it, and what follows the last mark."""
     found, start = [], 0
-    for mark in _LINE.finditer(data):
-        found.append(data[start : mark.start()].removesuffix(b"\n").removesuffix(b"\r"))
+    for mark in _LINE.finditer(text):
+        found.append(text[start : mark.start()].removesuffix(b"\n").removesuffix(b"\r"))
         start = mark.end()
-    return [*found, data[start:]] if start < len(data) else found
+    return found, text[start:]
 
 
 @contextmanager

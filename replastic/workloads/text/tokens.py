@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import json
 import lzma
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,14 +23,13 @@ from torch import Tensor
 
 from ...options import OptionError, check_type
 from ...record.files import part_of, sync_folder, write_synced
+from .documents import SUFFIXES, marked
 
 FORMAT = "replastic tokens 1"
 MOST = 2**16  # entries of a vocabulary: tokens are uint16
-END_OF_TEXT = b"<|endoftext|>"
 _OPENED: Mapping[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.decompress, ".gz": gzip.decompress}
 _AT_ONCE = 2**24  # tokens on their way from a file to the device
 _AGAIN = "write the tokens again with `replastic tokenize`"
-_END = re.compile(rb"^" + re.escape(END_OF_TEXT) + rb"\r?$\n?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -67,16 +65,11 @@ def read_token_file(path: str | Path) -> TokenFile:
     path = Path(path)
     if path.suffix == ".bin":
         return _from_json(path)
-    if not is_plain_text(path):
-        raise OptionError(f"{path} is neither a token file (.bin) nor a text (.txt, .txt.xz, .txt.gz): name one of these")
+    if not path.name.endswith(SUFFIXES):
+        raise OptionError(f"{path} is neither a token file (.bin) nor a text ({', '.join(SUFFIXES)}): name one of these")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     return _text_file(path, path.stat().st_size, path.stat().st_mtime_ns)
-
-
-def is_plain_text(path: Path) -> bool:
-    """Whether a file is read as bytes, by its name."""
-    return path.suffix == ".txt" or (path.suffix in _OPENED and path.with_suffix("").suffix == ".txt")
 
 
 def write_token_file(
@@ -239,13 +232,14 @@ def byte_tokens(text: bytes) -> tuple[np.ndarray, int, int]:
     >>> byte_tokens(b"ab\n<|endoftext|>\nc\n")
     (array([ 97,  98, 256,  99,  10], dtype=uint16), 2, 4)
     """
-    pieces, at, ended, length = list[np.ndarray](), 0, 0, 0
-    for found in _END.finditer(text):
-        document = text[at : found.start()].removesuffix(b"\n").removesuffix(b"\r")
-        pieces += [np.frombuffer(document, np.uint8).astype(np.uint16), np.array([256], np.uint16)]
-        at, ended, length = found.end(), ended + 1, length + len(document)
-    rest = np.frombuffer(text[at:], np.uint8).astype(np.uint16)
-    return np.concatenate([*pieces, rest]), ended + bool(len(rest)), length + len(rest)
+    ended, rest = marked(text)
+    end = np.array([256], np.uint16)
+    pieces = [piece for document in ended for piece in (_values(document), end)]
+    return np.concatenate([*pieces, _values(rest)]), len(ended) + bool(rest), sum(map(len, ended)) + len(rest)
+
+
+def _values(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, np.uint8).astype(np.uint16)
 
 
 @dataclass(frozen=True, eq=False)

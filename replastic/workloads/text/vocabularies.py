@@ -17,7 +17,8 @@ import numpy as np
 from ...extras import needed
 from ...listing import some
 from ...options import OptionError
-from .tokens import END_OF_TEXT, MOST
+from .documents import END_OF_TEXT
+from .tokens import MOST
 
 END = END_OF_TEXT.decode()
 GPT2_FILES = {  # SHA-256
