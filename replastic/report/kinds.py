@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _LOWER = ("loss", "bits", "perplexity")
-_KINDS = ("accuracy", *_LOWER)
+KINDS = (*_LOWER, "accuracy")
 _UNITS = {"loss": "nats a token", "bits": "bits a byte"}  # of text
 _TRAINED = ("", "online", "train")  # sets that are figures of training
 _SPLITS = (*_TRAINED, "test", "validation", "full")  # sets that change with the task, or that are not held out
@@ -30,7 +30,7 @@ def is_figure(name: str) -> bool:
     >>> [name for name in ("test_accuracy", "wikitext_bits", "step", "path") if is_figure(name)]
     ['test_accuracy', 'wikitext_bits']
     """
-    return name.endswith(_KINDS)
+    return name.endswith(KINDS)
 
 
 def parts_of(figure: str) -> tuple[str, str]:

@@ -9,17 +9,16 @@ from typing import Any
 
 from .gathering import Study
 from .items import Cell, Table, marked, over_seeds
-from .kinds import capital, is_lower_better, label_of, parts_of, sets_of
+from .kinds import KINDS, capital, is_lower_better, label_of, parts_of, sets_of
 from .summary import Summary, summarise
 
 _SECTION = "All sets"
-_KINDS = ("loss", "bits", "perplexity", "accuracy")
 
 
 def all_sets(study: Study) -> list[Table]:
     """A table for each kind of figure that is taken on several sets: in the first and in the last tasks."""
     own = parts_of(study.metric)[1]
-    made = (_table(study, kind) for kind in sorted(_KINDS, key=lambda kind: kind != own))
+    made = (_table(study, kind) for kind in sorted(KINDS, key=lambda kind: kind != own))
     return [table for table in made if table is not None]
 
 

@@ -16,7 +16,7 @@ from .gaps import gap
 from .gathering import Study, first_length, start_of
 from .items import Cell, Chart, Line, Table, marked, over_seeds
 from .kinds import capital, is_lower_better, label_of, short
-from .summary import Summary, summarise
+from .summary import Summary, deviation, summarise
 
 _SECTION = "Starts"
 _NONE = "without a start"
@@ -161,5 +161,4 @@ def _cell(one: Summary) -> Cell | None:
 
 def _minus(one: Summary, other: Summary) -> Cell | None:
     gaps = [one.last[seed] - other.last[seed] for seed in one.last if seed in other.last]
-    spread = statistics.stdev(gaps) if len(gaps) > 1 and np.isfinite(gaps).all() else np.nan
-    return Cell(statistics.mean(gaps), spread, len(gaps)) if gaps else None
+    return Cell(statistics.mean(gaps), deviation(gaps), len(gaps)) if gaps else None

@@ -42,15 +42,16 @@ class Summary:
     @property
     def spread(self) -> float:
         """The standard deviation over seeds; NaN for fewer than two, or if a value is not finite."""
-        return _deviation(self.last.values())
+        return deviation(self.last.values())
 
     @property
     def of_first(self) -> tuple[float, float]:
         """Mean and standard deviation in the first tasks; NaN if no run has had the first one."""
-        return (statistics.mean(self.first.values()) if self.first else math.nan), _deviation(self.first.values())
+        return (statistics.mean(self.first.values()) if self.first else math.nan), deviation(self.first.values())
 
 
-def _deviation(values: Collection[float]) -> float:
+def deviation(values: Collection[float]) -> float:
+    """The standard deviation; NaN for fewer than two values, or if one is not finite."""
     several = len(values) > 1 and math.isfinite(sum(map(abs, values)))
     return statistics.stdev(values) if several else math.nan
 
