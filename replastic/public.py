@@ -5,8 +5,8 @@ from . import linalg as linalg
 from . import measures as measures
 from . import optim as optim
 from . import units as units
-from .diagnosis.diagnosis import Diagnosis as Diagnosis
 from .diagnosis.diagnosis import diagnose as diagnose
+from .diagnosis.result import Diagnosis as Diagnosis
 from .learner import Batch as Batch
 from .learner import Learner as Learner
 from .learner import Learners as Learners
