@@ -44,7 +44,7 @@ from replastic.workloads.text.tokens import read_token_file, token_data, write_t
 
 PAGE = Path(__file__).parent.parent / "docs/performance.md"
 WAYS = ("plain", "here")
-EACH = 10  # steps from one look at the loss to the next
+EACH = 10  # steps between two readings of the loss
 RATE, FLOOR, WARM_UP, HORIZON, DECAY, BETAS, CLIP = 6e-4, 0.1, 100, 10_000, 0.1, (0.9, 0.95), 1.0
 
 
@@ -78,7 +78,7 @@ SIZES: dict[str, Size] = {
     "cpu": {"4 x 128": Size(257, 128, 4, 4, 128, batch=8, steps=20, tokens=200_000)},
 }[DEVICE.type] | {"tiny": Size(257, 16, 1, 2, 32, batch=4, steps=10, tokens=10_000)}
 
-Advance = Callable[[int], float]  # so many steps; returns the last loss that was looked at
+Advance = Callable[[int], float]  # number of steps -> the last loss that was read
 
 
 class WithLoss(nn.Module):

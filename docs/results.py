@@ -76,7 +76,6 @@ PAGES = (
 )
 ASSETS = ROOT / "docs/assets"
 
-
 TABLES = {
     # Read off the paper's figure, to about .005.
     "warm-start-cifar10": Table(
@@ -377,9 +376,8 @@ def of_all() -> dict[str, list[str]]:
             "records": listed_records(),
             "times": times(),
             "at-full-size": at_full_size(),
-            "quick": ["```text", *summary_lines(packed("quick"))[0], "```"],
-            "text-quick": ["```text", *summary_lines(packed("text-quick"))[0], "```"],
         }
+        | {name: ["```text", *summary_lines(packed(name))[0], "```"] for name in ("quick", "text-quick")}
     )
 
 

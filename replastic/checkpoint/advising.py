@@ -19,7 +19,7 @@ _CHECKPOINTS, _REMEDIES = "docs/checkpoints.md#inspect", "docs/remedies.md"
 
 
 def new_norm(report: MatrixReport) -> float:
-    """The norm that torch's own initialisation gives such a layer; NaN where there is no such law, as for embeddings."""
+    """The norm that torch's initialisation gives a layer of this shape; NaN for other kinds, for example embeddings."""
     outputs = {"linear": report.sides[0], "convolution": report.shape[0]}.get(report.kind)
     return math.sqrt(outputs / 3) if outputs else math.nan
 
