@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -66,9 +67,11 @@ def _process(rank: int, work: Callable[[], None], meeting: str) -> None:
         world_size=PROCESSES,
         timeout=timedelta(seconds=SECONDS),
     )
-    work()
+    work()  # an error in it ends the process before the next lines, and is raised by the test
     distributed.barrier()
     distributed.destroy_process_group()
+    # A model of FSDP1 still holds the group, and sometimes its threads abort the process when Python takes them apart.
+    os._exit(0)
 
 
 def functions(model: nn.Module) -> dict[str, Callable[[], object]]:
